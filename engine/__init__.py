@@ -1,0 +1,1 @@
+"""What executes plans: a simulated engine here, real ones beside it."""

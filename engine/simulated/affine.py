@@ -1,0 +1,43 @@
+"""The affine cost model: the smallest that prices batching, context and prefill apart."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lengthwise.sched import Chunk
+
+from .cost import INF, CostModel, HostOverhead
+
+
+class Affine(CostModel):
+    """step = base + per_row x decoding rows + per_context x context + per_prefill x chunk tokens
+    + per_attention x sum over chunks of length x (start + length / 2), in seconds; `host` added.
+
+    The form fitted by DistServe (OSDI 2024) and by splitwise-sim's whole steps.
+    """
+
+    def __init__(
+        self,
+        base: float,
+        per_row: float,
+        per_context: float,
+        per_prefill: float,
+        per_attention: float = 0.0,
+        host: HostOverhead | None = None,
+        decode_base: float = 0.0,
+    ) -> None:
+        self.base, self.per_row, self.per_context = base, per_row, per_context
+        self.per_prefill, self.per_attention, self.decode_base = per_prefill, per_attention, decode_base
+        self.host = host or HostOverhead()
+
+    def decode_line(self, num_rows: int, context: float) -> tuple[float, float, float]:
+        a = self.base + self.decode_base + self.host.step + (self.per_row + self.host.row) * num_rows
+        return a, self.per_context, INF
+
+    def step(self, num_rows: int, context: float, chunks: Sequence[Chunk]) -> float:
+        t = self.base + self.host.step + (self.per_row + self.host.row) * num_rows + self.per_context * context
+        if num_rows:
+            t += self.decode_base
+        for _, start, length, _ in chunks:
+            t += self.per_prefill * length + self.per_attention * length * (start + length / 2) + self.host.row
+        return t

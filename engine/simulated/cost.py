@@ -1,0 +1,42 @@
+"""CostModel: seconds of one engine step. Everything a simulation claims about time is said here.
+
+A decode step must be linear in the context its rows attend, in pieces: then fast-forwarding k steps adds the same numbers in
+the same order as k single steps, and the two agree bit for bit.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lengthwise.sched import Chunk
+
+INF = float("inf")
+
+
+@dataclass(frozen=True, slots=True)
+class HostOverhead:
+    """CPU time of the engine around each step: `step` seconds, and `row` seconds per row in the batch."""
+
+    step: float = 0.0
+    row: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.step < 0 or self.row < 0:
+            raise ValueError(f"host overhead step={self.step}, row={self.row} must not be negative")
+
+
+class CostModel(ABC):
+    """Step time in seconds as a function of what the step computes.
+
+    num_rows: decoding rows, padding included. context: tokens those rows attend, summed. chunks: prefill work.
+    """
+
+    @abstractmethod
+    def decode_line(self, num_rows: int, context: float) -> tuple[float, float, float]:
+        """(a, c, limit): a pure decode step takes a + c * s seconds for every total context s with context <= s < limit."""
+
+    @abstractmethod
+    def step(self, num_rows: int, context: float, chunks: Sequence[Chunk]) -> float:
+        """Seconds of a step with at least one chunk (and `num_rows` decodes beside them)."""

@@ -1,0 +1,1 @@
+"""Output-length predictors: features, models, calibration, evaluation, artefacts."""

@@ -1,0 +1,19 @@
+"""Decisions: who runs next, with whom, and who yields. Pure Python and numpy; no truth, no tensors, no wall clock."""
+
+from .batching import Batching
+from .kv import KVCache
+from .plan import Chunk, Failure, Finished, Outcome, Plan
+from .policy import FOREVER, Policy
+from .ports import Clock, Event, EventKind, Executor, Observer, Predictor, Source, View
+from .prediction import EDGES, LengthDistribution
+from .preemption import Preemption
+from .request import SLO, Phase, Request
+from .routing import Defer, Migration, Placement, Reject, Router
+from .scheduler import Scheduler
+from .serve import Stalled, serve
+
+__all__ = [
+    "EDGES", "FOREVER", "SLO", "Batching", "Chunk", "Clock", "Defer", "Event", "EventKind", "Executor", "Failure", "Finished",
+    "KVCache", "LengthDistribution", "Migration", "Observer", "Outcome", "Phase", "Placement", "Plan", "Policy", "Predictor",
+    "Preemption", "Reject", "Request", "Router", "Scheduler", "Source", "Stalled", "View", "serve",
+]  # fmt: skip

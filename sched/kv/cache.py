@@ -1,0 +1,94 @@
+"""KVCache: the only door to KV memory accounting.
+
+A request holds blocks from `allocate` to `release`. While it decodes (`join` to `leave`) it grows by one token a step, and
+nobody counts per request: `room` says how many steps fit, `advance` books them.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ..request import Request
+
+
+class KVCache(ABC):
+    """Memory of one device in blocks of `block_size` tokens. `free` is exact at every step boundary.
+
+    Token counts: `tokens` is what the KV of a request holds: prompt + n - 1 after n generated tokens.
+    """
+
+    def __init__(self, num_tokens: int, block_size: int, watermark: float) -> None:
+        if block_size < 1 or num_tokens < block_size:
+            raise ValueError(f"a KV pool of {num_tokens} tokens does not hold one block of {block_size}")
+        if not 0.0 <= watermark < 1.0:
+            raise ValueError(f"watermark {watermark} is not within [0, 1)")
+        self.block_size = block_size
+        self.num_blocks = num_tokens // block_size
+        self.watermark_blocks = int(watermark * self.num_blocks)
+        self.free = self.num_blocks
+
+    def blocks(self, tokens: int) -> int:
+        return -(-tokens // self.block_size)
+
+    @property
+    def free_tokens(self) -> int:
+        return self.free * self.block_size
+
+    def lookup(self, req: Request) -> int:
+        """Tokens of `req`'s prompt that are cached already."""
+        return 0
+
+    @abstractmethod
+    def blocks_at_end(self, req: Request) -> int:
+        """Blocks `req` holds if it generates max_new_tokens: the door's question."""
+
+    @abstractmethod
+    def blocks_to_admit(self, req: Request, tokens: int) -> int:
+        """Blocks that admission with `tokens` (prompt + generated) takes."""
+
+    @abstractmethod
+    def held(self, req: Request, tokens: int) -> int:
+        """Blocks `req` holds while its KV has room for `tokens`."""
+
+    def fits(self, blocks: int) -> bool:
+        """Do `blocks` more fit above the watermark, with every decoder still able to grow by a token?"""
+        return blocks + self.growth() + self.watermark_blocks <= self.free
+
+    def allocate(self, req: Request, tokens: int) -> None:
+        """Take the blocks for `req`'s prefill of `tokens`. Mutates `free`."""
+        self.free -= self.blocks_to_admit(req, tokens)
+
+    def release(self, req: Request, tokens: int) -> int:
+        """Give back what `req` holds; returns the number of blocks. Mutates `free`."""
+        blocks = self.held(req, tokens)
+        self.free += blocks
+        return blocks
+
+    @abstractmethod
+    def growth(self) -> int:
+        """Blocks the decoders need for their next step."""
+
+    @abstractmethod
+    def room(self) -> int:
+        """Decode steps that fit into the free blocks."""
+
+    @abstractmethod
+    def join(self, tokens: int) -> None:
+        """A request whose KV holds `tokens` starts to decode."""
+
+    @abstractmethod
+    def leave(self, tokens: int) -> None:
+        """A request whose KV holds `tokens` now stops decoding (it still holds its blocks)."""
+
+    @abstractmethod
+    def advance(self, num_steps: int) -> None:
+        """All decoders grow by `num_steps` tokens. Mutates `free`."""
+
+    def check(self, holders: Iterable[tuple[Request, int]]) -> None:
+        """Assert that free + held = total; `holders` are (request, tokens it has room for)."""
+        held = sum(self.held(req, tokens) for req, tokens in holders)
+        if self.free < 0 or self.free + held != self.num_blocks:
+            raise AssertionError(f"KV blocks: free {self.free} + held {held} != total {self.num_blocks}")

@@ -1,0 +1,82 @@
+"""Plan and Outcome: the only words the scheduler exchanges with whatever executes.
+
+A Plan says what one engine step computes and how often it may be repeated unasked; an Outcome says what came of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from .request import Request
+
+FinishReason = Literal["stop", "length"]
+
+
+class Chunk(NamedTuple):
+    """Prefill work: compute KV of tokens [start, start + length) of prompt + generated. The `last` chunk emits a token."""
+
+    request: Request
+    start: int
+    length: int
+    last: bool
+
+
+class Finished(NamedTuple):
+    """A request that ended with this outcome after `num_tokens` generated tokens (EOS included)."""
+
+    request: Request
+    num_tokens: int
+    reason: FinishReason
+
+
+class Failure(NamedTuple):
+    """A request the executor could not go on with."""
+
+    request: Request
+    reason: str
+
+
+@dataclass(slots=True)
+class Plan:
+    """What one engine step computes.
+
+    joins, leaves: changes of the decode set since the last Outcome (finished rows leave by themselves).
+    num_decode: decoding rows that run in this step, one token each. num_padding: finished rows that a static batch still
+    carries. context_tokens: tokens attended by the decoding rows in the first step; each further step adds num_decode.
+    repeat: the step may be repeated this often (decodes only; 1 whenever a chunk is planned). The executor stops at the
+    first finish, so a request's max_new_tokens needs no bound here.
+    stable_until: absolute time (s) from which the policy may decide otherwise.
+    """
+
+    chunks: list[Chunk] = field(default_factory=list)
+    joins: list[Request] = field(default_factory=list)
+    leaves: list[Request] = field(default_factory=list)
+    num_decode: int = 0
+    num_padding: int = 0
+    context_tokens: int = 0
+    repeat: int = 1
+    stable_until: float = float("inf")
+    swaps: Sequence[Any] = ()  # block copies between memory tiers
+    sends: Sequence[Any] = ()  # KV to another engine
+    receives: Sequence[Any] = ()  # KV from another engine
+    probe_rows: Sequence[Request] = ()  # rows whose hidden state a predictor wants back
+    lookahead: int = 0  # speculative tokens per row
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What came of a Plan: `num_steps` >= 1 steps, `ends` their end times (s), `finished` all at `ends[-1]`.
+
+    advance: tokens emitted per decoding row, a uniform int or one value per row where rows differ (speculation).
+    """
+
+    num_steps: int
+    ends: Sequence[float]
+    advance: int | Sequence[int]
+    finished: list[Finished] = field(default_factory=list)
+    probes: Any = None
+    failures: list[Failure] = field(default_factory=list)

@@ -1,0 +1,203 @@
+"""LengthDistribution: what a predictor says about one output length, as a survival function on fixed log-spaced edges.
+
+One type serves point, quantile, distributional and rank-only predictors, so that a policy never asks where a number came
+from. Between edges the mass is uniform; beyond the last edge the tail is exponential with a declared mean.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Array = NDArray[np.float64]
+
+# Lengths 1 .. 32,768 on 48 log-spaced edges (rounded, distinct): resolution about 1.25x, finer than any predictor known.
+EDGES: Array = np.unique(np.round(np.geomspace(1.0, 32768.0, 48)))
+TAIL_MEAN = 8192.0  # mean excess in tokens beyond the last edge
+
+
+class LengthDistribution:
+    """The predicted distribution of one request's output length L in tokens, L >= 1.
+
+    Build it with `point`, `from_quantiles`, `from_survival` or `rank_only`. `score` orders requests, lower = shorter.
+    The distribution is that of the uncapped length; a request's `max_new_tokens` caps KV reservation only.
+    """
+
+    __slots__ = ("_mean", "_point", "_survival", "score")
+
+    def __init__(self, score: float, point: float | None = None, survival: Array | None = None) -> None:
+        self.score = score
+        self._point = point
+        self._survival = survival
+        self._mean = -1.0 if point is None else point
+
+    # --- constructors -------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def point(cls, length: float) -> LengthDistribution:
+        """A point mass at `length` >= 0 tokens (fractions allowed). Raises ValueError unless finite and not negative."""
+        if not 0.0 <= length < float("inf"):
+            raise ValueError(f"predicted length {length} is not a finite number >= 0")
+        return cls(length, length)
+
+    @classmethod
+    def rank_only(cls, score: float) -> LengthDistribution:
+        """An order without lengths (lower = shorter). `mean`, `quantile`, `remaining` and `gittins` raise on it."""
+        if not -float("inf") < score < float("inf"):
+            raise ValueError(f"score {score} is not finite")
+        return cls(score)
+
+    @classmethod
+    def from_survival(cls, survival: ArrayLike) -> LengthDistribution:
+        """From P(L > e) for each e of EDGES: shape (len(EDGES),), in [0, 1], not increasing."""
+        s = np.asarray(survival, dtype=np.float64)
+        if s.shape != EDGES.shape:
+            raise ValueError(f"survival has shape {s.shape}, the grid has {EDGES.shape}")
+        if not (np.all(np.isfinite(s)) and s[0] <= 1.0 and s[-1] >= 0.0 and np.all(np.diff(s) <= 1e-12)):
+            raise ValueError("survival must be finite, within [0, 1] and not increasing")
+        out = cls(0.0, None, s)
+        out.score = out.mean()
+        return out
+
+    @classmethod
+    def from_quantiles(cls, levels: ArrayLike, values: ArrayLike) -> LengthDistribution:
+        """From quantiles: `levels` increasing within (0, 1), `values` tokens, not decreasing, same shape (Q,).
+
+        Beyond the last level the tail is exponential, with the hazard that the last interval shows (declared tail).
+        """
+        q, v = np.asarray(levels, dtype=np.float64), np.asarray(values, dtype=np.float64)
+        if q.shape != v.shape or q.ndim != 1 or q.size < 2:
+            raise ValueError(f"levels {q.shape} and values {v.shape} must be equal 1-d shapes of 2 or more")
+        if not (np.all(np.isfinite(v)) and np.all(v >= 0) and np.all(np.diff(v) >= 0)):
+            raise ValueError("quantile values must be finite, not negative and not decreasing")
+        if not (np.all(np.diff(q) > 0) and q[0] > 0 and q[-1] < 1):
+            raise ValueError("quantile levels must increase within (0, 1)")
+        return cls.from_survival(survival_from_quantiles(q, v[None, :])[0])
+
+    # --- queries ------------------------------------------------------------------------------------------------------
+
+    @property
+    def is_point(self) -> bool:
+        return self._point is not None
+
+    @property
+    def is_rank_only(self) -> bool:
+        return self._point is None and self._survival is None
+
+    def _need_survival(self) -> Array:
+        if self._survival is None:
+            raise ValueError("a rank-only prediction has an order, no lengths")
+        return self._survival
+
+    def mean(self) -> float:
+        """E[L] in tokens. Raises ValueError on a rank-only row."""
+        if self._mean < 0.0:
+            self._mean = float(_mean_above(self._need_survival(), 0.0))
+        return self._mean
+
+    def survival(self, length: float) -> float:
+        """P(L > length)."""
+        if self._point is not None:
+            return 1.0 if self._point > length else 0.0
+        return float(_survival_at(self._need_survival(), length))
+
+    def quantile(self, q: float) -> float:
+        """The smallest length with P(L <= length) >= q, 0 < q < 1, before any cap."""
+        if not 0.0 < q < 1.0:
+            raise ValueError(f"quantile level {q} is not within (0, 1)")
+        if self._point is not None:
+            return self._point
+        s = self._need_survival()
+        target = 1.0 - q
+        if target < s[-1]:
+            return float(EDGES[-1] + TAIL_MEAN * np.log(s[-1] / target))
+        full_s, full_e = np.concatenate(([1.0], s)), np.concatenate(([0.0], EDGES))
+        i = int(np.argmax(full_s <= target))
+        if full_s[i - 1] == full_s[i]:
+            return float(full_e[i])
+        share = (full_s[i - 1] - target) / (full_s[i - 1] - full_s[i])
+        return float(full_e[i - 1] + share * (full_e[i] - full_e[i - 1]))
+
+    def expected_remaining(self, generated: float) -> float:
+        """E[L - g | L > g], at least 1 token; a point mass c gives max(c - g, 1)."""
+        if self._point is not None:
+            return max(self._point - generated, 1.0)
+        s = self._need_survival()
+        alive = _survival_at(s, generated)
+        if alive <= 1e-12:  # past the predicted support: only the declared tail is left to say something
+            return TAIL_MEAN if generated >= EDGES[-1] else max(float(generated), 1.0)
+        return max(float(_mean_above(s, generated) / alive), 1.0)
+
+    def remaining(self, generated: float) -> LengthDistribution:
+        """The distribution of L - g given L > g."""
+        if self._point is not None:
+            return LengthDistribution.point(max(self._point - generated, 1.0))
+        s = self._need_survival()
+        alive = _survival_at(s, generated)
+        if alive <= 1e-12:
+            return LengthDistribution.point(self.expected_remaining(generated))
+        return LengthDistribution.from_survival(np.array([_survival_at(s, e + generated) for e in EDGES]) / alive)
+
+    def gittins(self, generated: float) -> float:
+        """Gittins rank at age g: min over a quantum D of E[min(L - g, D) | L > g] / P(L - g <= D | L > g), in tokens.
+
+        Lower runs first. The reciprocal of the Gittins index (Gittins 1979; Aalto, Ayesta, Righter, QUESTA 2009): constant
+        for an exponential length, the remaining size for a point mass.
+        """
+        if self._point is not None:
+            return max(self._point - generated, 1.0)
+        s = self._need_survival()
+        alive = _survival_at(s, generated)
+        if alive <= 1e-12:
+            return self.expected_remaining(generated)
+        ends = np.append(EDGES[generated < EDGES], EDGES[-1] + np.array([1.0, 4.0]) * TAIL_MEAN)
+        ends = ends[ends > generated]
+        surv = np.array([_survival_at(s, e) for e in ends])
+        done = (alive - surv) / alive
+        work = (_mean_above(s, generated) - np.array([_mean_above(s, e) for e in ends])) / alive
+        ranks = np.divide(work, done, out=np.full_like(work, np.inf), where=done > 0)
+        whole = _mean_above(s, generated) / alive  # D = infinity
+        return max(float(min(ranks.min(initial=np.inf), whole)), 1.0)
+
+
+def _survival_at(survival: Array, length: float) -> float:
+    if length >= EDGES[-1]:
+        return float(survival[-1] * np.exp(-(length - EDGES[-1]) / TAIL_MEAN))
+    i = int(np.searchsorted(EDGES, length, side="right"))  # EDGES[i - 1] <= length < EDGES[i]
+    e0, s0 = (EDGES[i - 1], survival[i - 1]) if i else (0.0, 1.0)
+    return float(s0 + (survival[i] - s0) * (length - e0) / (EDGES[i] - e0))
+
+
+def _mean_above(survival: Array, length: float) -> float:
+    """The integral of the survival function from `length` to infinity (trapezoids, then the exponential tail)."""
+    if length >= EDGES[-1]:
+        return _survival_at(survival, length) * TAIL_MEAN
+    i = int(np.searchsorted(EDGES, length, side="right"))
+    e = np.concatenate(([length], EDGES[i:]))
+    s = np.concatenate(([_survival_at(survival, length)], survival[i:]))
+    return float(np.sum(np.diff(e) * (s[1:] + s[:-1])) / 2.0 + survival[-1] * TAIL_MEAN)
+
+
+def mean_lengths(survival: Array) -> Array:
+    """E[L] of many rows at once: (N, len(EDGES)) -> (N,)."""
+    e = np.concatenate(([0.0], EDGES))
+    s = np.concatenate((np.ones((survival.shape[0], 1)), survival), axis=1)
+    return np.asarray((s[:, 1:] + s[:, :-1]) @ np.diff(e) / 2.0 + survival[:, -1] * TAIL_MEAN, dtype=np.float64)
+
+
+def survival_from_quantiles(levels: Array, values: Array) -> Array:
+    """Survival on EDGES from quantiles of many rows: levels (Q,), values (N, Q) not decreasing -> (N, len(EDGES)).
+
+    Linear between quantiles (from length 0 at level 0); beyond the last one exponential with the hazard that makes the
+    mean excess equal to the width of the last interval per its share, at least 1 token.
+    """
+    q = np.concatenate(([0.0], levels))
+    out = np.empty((values.shape[0], EDGES.size))
+    width = np.maximum(values[:, -1] - values[:, -2], 1.0)
+    scale = np.maximum(width / np.log((1.0 - levels[-2]) / (1.0 - levels[-1])), 1.0)
+    for i, row in enumerate(values):
+        knots = np.concatenate(([0.0], row))
+        out[i] = 1.0 - np.interp(EDGES, knots + np.arange(knots.size) * 1e-9, q)  # equal quantiles: a jump, made steep
+        beyond = row[-1] < EDGES
+        out[i, beyond] = (1.0 - q[-1]) * np.exp(-(EDGES[beyond] - row[-1]) / scale[i])
+    return out

@@ -1,0 +1,128 @@
+"""Running: the decode set with lazy progress.
+
+A decoding request stores the decode step at which it joined; what it has generated is derived. A step costs O(1), whatever
+the batch, and k steps cost as much as one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from heapq import heapify, heappop, heappush
+from typing import Any
+
+from .policy import INF, Policy
+from .ports import View
+from .request import Request
+
+
+def negated(key: Any) -> Any:
+    return tuple(-x for x in key) if isinstance(key, tuple) else -key
+
+
+class Running:
+    """Decoding requests, their context, and who among them has the greatest key.
+
+    Two lazy-deletion heaps by greatest key: `moving` for keys that follow the policy's drift (stored as key - drift x step,
+    so that all move together), `still` for the others. `turns` holds when a key stops moving as it does.
+    """
+
+    __slots__ = ("_moving", "_policy", "_still", "_turns", "_view", "context_tokens", "members", "step")
+
+    def __init__(self, policy: Policy, view: View) -> None:
+        self.members: dict[Request, None] = {}
+        self.step = 0  # decode steps taken
+        self.context_tokens = 0  # tokens attended in the next decode step: sum of prompt + generated
+        self._policy = policy
+        self._view = view
+        self._moving: list[tuple[Any, ...]] = []
+        self._still: list[tuple[Any, ...]] = []
+        self._turns: list[tuple[float, int, int, Request]] = []  # (decode step, entry, ticket, request)
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self.members)
+
+    def join(self, req: Request) -> None:
+        req._decode_from = self.step
+        self.context_tokens += req.prompt_len + req._generated
+        self.members[req] = None
+        self._store(req, req._generated)
+        if len(self._moving) + len(self._still) > 3 * len(self.members) + 64:
+            self._compact()
+
+    def leave(self, req: Request) -> None:
+        """Write lazy progress back. Mutates `req`."""
+        steps = self.step - req._decode_from
+        req._generated += steps
+        req._computed += steps
+        req._decode_from = -1
+        req._ticket += 1
+        self.context_tokens -= req.prompt_len + req._generated
+        del self.members[req]
+
+    def advance(self, num_steps: int) -> None:
+        self.step += num_steps
+        self.context_tokens += num_steps * len(self.members)
+
+    def generated(self, req: Request) -> int:
+        since = req._decode_from
+        return req._generated if since < 0 else req._generated + self.step - since
+
+    def _store(self, req: Request, generated: int) -> None:
+        policy = self._policy
+        req._ticket += 1
+        turn = policy.rekey_at(req, generated)  # first: it may re-estimate, and so change the key
+        key = policy.key(req, self._view)
+        if policy.drift and policy.drifts(req, generated):
+            entry = (-(key - policy.drift * self.step), -req.arrival, -req._entry, req._ticket, req)  # type: ignore[operator]
+            heappush(self._moving, entry)
+        else:
+            heappush(self._still, (negated(key), -req.arrival, -req._entry, req._ticket, req))
+        if turn != INF:
+            heappush(self._turns, (self.step + turn - generated, req._entry, req._ticket, req))
+
+    def turn_keys(self) -> None:
+        """Store anew the keys whose way of moving has changed by now."""
+        turns = self._turns
+        while turns and turns[0][0] <= self.step:
+            _, _, ticket, req = heappop(turns)
+            if ticket == req._ticket:
+                self._store(req, self.generated(req))
+
+    def steps_to_turn(self) -> float:
+        """Decode steps to the next change in how a key moves."""
+        turns = self._turns
+        while turns and turns[0][2] != turns[0][3]._ticket:
+            heappop(turns)
+        return turns[0][0] - self.step if turns else INF
+
+    def greatest(self) -> Request | None:
+        """The request with the greatest (key, arrival, order of entry), or None."""
+        moving, still = self._top(self._moving), self._top(self._still)
+        if moving is None or still is None:
+            return (still[4] if still else None) if moving is None else moving[4]
+        key = (moving[0] - self._policy.drift * self.step, *moving[1:3])
+        return still[4] if still[:3] < key else moving[4]
+
+    @staticmethod
+    def _top(heap: list[tuple[Any, ...]]) -> tuple[Any, ...] | None:
+        while heap:
+            if heap[0][3] == heap[0][4]._ticket:
+                return heap[0]
+            heappop(heap)
+        return None
+
+    def rekey(self) -> None:
+        """Compute all keys anew."""
+        self._moving.clear()
+        self._still.clear()
+        self._turns.clear()
+        for req in self.members:
+            self._store(req, self.generated(req))
+
+    def _compact(self) -> None:
+        for heap in (self._moving, self._still, self._turns):
+            heap[:] = [e for e in heap if e[-2] == e[-1]._ticket]  # type: ignore[attr-defined]
+            heapify(heap)  # type: ignore[arg-type]

@@ -1,0 +1,517 @@
+"""Scheduler: order, admission, preemption and KV accounting, in Plans and Outcomes only.
+
+It never sees a tensor, a GPU, a wall clock or a true output length. A plan costs O(what changes), never O(batch).
+"""
+
+from __future__ import annotations
+
+from .batching import Batching
+from .kv import KVCache
+from .plan import Chunk, Outcome, Plan
+from .policy import INF, Policy
+from .preemption import Preemption
+from .request import Phase, Request
+from .running import Running
+from .waiting import Waiting
+
+PENDING, WAITING, PREFILLING, DECODING, PAUSED = (
+    Phase.PENDING, Phase.WAITING, Phase.PREFILLING, Phase.DECODING, Phase.PAUSED,
+)  # fmt: skip
+
+
+class Scheduler:
+    """One engine's scheduler: `add` requests, `plan` a step, `book` what came of it. It is also the policy's View.
+
+    max_num_seqs: rows that may prefill or decode at once. token_budget: tokens per step, decodes and chunks together.
+    max_model_len: prompt + output tokens. clip: shorten max_new_tokens to max_model_len instead of rejecting.
+    check: assert all counts at every step.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        batching: Batching,
+        kv: KVCache,
+        preemption: Preemption,
+        *,
+        max_num_seqs: int = 256,
+        token_budget: int = 2048,
+        max_model_len: int = 8192,
+        clip: bool = False,
+        check: bool = False,
+    ) -> None:
+        if not 1 <= max_num_seqs <= token_budget:
+            raise ValueError(f"max_num_seqs {max_num_seqs} must be from 1 to token_budget {token_budget}")
+        self.policy = policy
+        self.batching = batching
+        self.kv = kv
+        self.preemption = preemption
+        self.max_num_seqs = max_num_seqs
+        self.token_budget = token_budget
+        self.max_model_len = max_model_len
+        self.clip = clip
+        self.checks = check
+
+        self.now = 0.0
+        self.step_time = 0.0
+        self.running = Running(policy, self)
+        self.waiting = Waiting()  # waiting and paused requests, in one order
+        self.prefilling: dict[Request, None] = {}  # in order of admission
+        self.paused: dict[Request, None] = {}
+        self.pending: dict[Request, None] = {}
+        self.counts = dict.fromkeys(("injected", "finished", "rejected", "aborted", "failed"), 0)
+        self.num_preemptions = 0
+        self.recomputed_tokens = 0
+        self.num_padding = 0  # rows of a static batch that have finished, and their context
+        self._padding_context = 0
+        self._joins: dict[Request, None] = {}
+        self._leaves: list[Request] = []
+        self._epoch = policy.key_epoch(self)
+        kind = type(policy)
+        self._custom_order = kind.order is not Policy.order
+        self._custom_victim = kind.victim is not Policy.victim
+        self._custom_admit = kind.admit is not Policy.admit
+        self._tells_steps = kind.on_steps is not Policy.on_steps
+        self._has_epoch = kind.key_epoch is not Policy.key_epoch
+        self._needs_prediction = "prediction" in policy.needs or "distribution" in policy.needs
+
+    # --- what a policy may know (View) --------------------------------------------------------------------------------
+
+    @property
+    def step(self) -> int:
+        return self.running.step
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self.waiting)
+
+    @property
+    def num_running(self) -> int:
+        return len(self.running.members) + len(self.prefilling)
+
+    @property
+    def free_tokens(self) -> int:
+        return self.kv.free_tokens
+
+    def generated(self, req: Request) -> int:
+        since = req._decode_from
+        return req._generated if since < 0 else req._generated + self.running.step - since
+
+    def computed(self, req: Request) -> int:
+        since = req._decode_from
+        return req._computed if since < 0 else req._computed + self.running.step - since
+
+    def cached_len(self, req: Request) -> int:
+        return self.kv.lookup(req)
+
+    def client_running(self, client: str | None) -> int:
+        return sum(r.client == client for group in (self.running.members, self.prefilling) for r in group)
+
+    def future_peak(self) -> float:
+        """Sort by remaining, longest first: the peak is the greatest (k x remaining_k + KV of the k longest)."""
+        rows = []
+        for group in (self.running.members, self.prefilling):
+            for r in group:
+                if r.prediction is None:
+                    raise ValueError(f"request {r.rid} has no prediction; future_peak needs one")
+                g = self.generated(r)
+                rows.append((r.prediction.expected_remaining(g), r.prompt_len + g))
+        peak = held = 0.0
+        for k, (left, tokens) in enumerate(sorted(rows, reverse=True), 1):
+            held += tokens
+            peak = max(peak, held + k * left)
+        return peak
+
+    # --- requests come and go -----------------------------------------------------------------------------------------
+
+    def add(self, req: Request) -> str | None:
+        """Take a request in. Returns None, or why it was rejected at the door, with the numbers.
+
+        Mutates `req` (its phase; with `clip`, its max_new_tokens)."""
+        self.counts["injected"] += 1
+        req._entry = self.counts["injected"]
+        if refusal := self._refusal(req):
+            req._phase = Phase.REJECTED
+            self.counts["rejected"] += 1
+            return refusal
+        if self._needs_prediction and req.prediction is None:
+            req._phase = PENDING
+            self.pending[req] = None
+        else:
+            self._enqueue(req)
+        return None
+
+    def prediction_ready(self, req: Request) -> None:
+        """A pending request has its prediction now. A no-op for one that did not wait for it."""
+        if req._phase == PENDING and req in self.pending:
+            del self.pending[req]
+            self._enqueue(req)
+
+    def abort(self, req: Request, failed: bool = False) -> bool:
+        """Drop a request in whatever phase, freeing what it holds. False if it had ended already."""
+        phase = req._phase
+        if phase == PENDING:
+            del self.pending[req]
+        elif phase == WAITING:
+            self.waiting.remove(req)
+        elif phase == PAUSED:
+            self.waiting.remove(req)
+            del self.paused[req]
+            self.kv.release(req, self._capacity(req))
+        elif phase in (PREFILLING, DECODING):
+            self._off_batch(req)
+            self.kv.release(req, self._capacity(req))
+        else:
+            return False
+        self.policy.on_finish(req)
+        req._phase = Phase.FAILED if failed else Phase.ABORTED
+        self.counts["failed" if failed else "aborted"] += 1
+        return True
+
+    def _enqueue(self, req: Request) -> None:
+        req._phase = WAITING
+        self.policy.on_arrival(req)
+        self.waiting.push(req, self.policy.key(req, self))
+
+    def _refusal(self, req: Request) -> str | None:
+        if req.prompt_len < 1 or req.max_new_tokens < 1:
+            return f"prompt_len {req.prompt_len} and max_new_tokens {req.max_new_tokens} must be at least 1"
+        total = req.prompt_len + req.max_new_tokens
+        if total > self.max_model_len:
+            if not self.clip or req.prompt_len >= self.max_model_len:
+                return (
+                    f"prompt {req.prompt_len} + max_new_tokens {req.max_new_tokens} = {total} tokens, "
+                    f"max_model_len is {self.max_model_len}"
+                )
+            req.max_new_tokens = self.max_model_len - req.prompt_len
+        if self.batching.whole_prompts and req.prompt_len > self.token_budget:
+            return f"prompt {req.prompt_len} tokens, unchunked prefill takes at most token_budget {self.token_budget}"
+        need, limit = self.kv.blocks_at_end(req), self.kv.num_blocks - self.kv.watermark_blocks
+        if need > limit:
+            return (
+                f"prompt {req.prompt_len} + max_new_tokens {req.max_new_tokens} - 1 needs {need} KV blocks, the pool has "
+                f"{limit} ({self.kv.num_blocks} less the watermark {self.kv.watermark_blocks})"
+            )
+        return None
+
+    # --- plan ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def busy(self) -> bool:
+        """Is there work that a plan could be about?"""
+        return bool(self.running.members or self.prefilling or len(self.waiting))
+
+    def next_wakeup(self) -> float:
+        """The time of the next event this scheduler itself has declared (s)."""
+        return INF
+
+    def plan(self, now: float) -> Plan | None:
+        """The next step, or None when nothing can run. Mutates the queues; `book` must follow with the outcome."""
+        self.now = now
+        running, policy, kv = self.running, self.policy, self.kv
+        running.turn_keys()
+        if self._has_epoch and (epoch := policy.key_epoch(self)) != self._epoch:
+            self._epoch = epoch
+            self.waiting.rekey(lambda r: policy.key(r, self))
+            running.rekey()
+        evicted = False
+        while kv.growth() > kv.free:  # make room for the decoders' next token
+            self._evict(self._worst_paused() or self._worst_running())
+            evicted = True
+        if self.num_padding and not self.num_running:
+            self.num_padding = self._padding_context = 0
+
+        chunks: list[Chunk] = []
+        budget = self.token_budget
+        mixes = self.batching.mixes
+        if mixes:
+            budget -= len(running.members)
+        for req in self.prefilling:
+            if budget <= 0:
+                break
+            budget -= self._add_chunk(chunks, req, budget)
+        if not evicted and len(self.waiting):
+            self._admit(chunks, budget)
+
+        num_decode = len(running.members) if mixes or not chunks else 0
+        if not num_decode and not chunks:
+            return None
+        joins: list[Request] = []
+        if num_decode and self._joins:
+            joins, self._joins = list(self._joins), {}
+        leaves: list[Request] = []
+        if self._leaves:
+            leaves, self._leaves = self._leaves, []
+        plan = Plan(chunks, joins, leaves, num_decode)
+        if num_decode:
+            plan.context_tokens = running.context_tokens + self._padding_context
+            plan.num_padding = self.num_padding
+        steps, plan.stable_until = policy.stable(self)
+        if not chunks and not evicted:
+            if policy.rekey_decides:
+                steps = min(steps, running.steps_to_turn())  # type: ignore[assignment]
+            plan.repeat = int(min(kv.room(), steps))
+        return plan
+
+    def _add_chunk(self, chunks: list[Chunk], req: Request, budget: int) -> int:
+        target = req.prompt_len + req._generated
+        left = target - req._computed
+        length = self.batching.chunk(left, budget, not req._computed and not req._generated)
+        if length > 0:
+            chunks.append(Chunk(req, req._computed, length, length == left))
+        return length
+
+    def _admit(self, chunks: list[Chunk], budget: int) -> None:
+        """Admit or resume in policy order while slots, KV and budget last; take a slot or KV only for a lower key."""
+        if not self.batching.may_admit(self):
+            return
+        policy, kv, running, waiting = self.policy, self.kv, self.running, self.waiting
+        order = policy.order(list(waiting), self) if self._custom_order else None
+        passed: list[Request] = []  # those that do not fit and are passed over
+        passed_keys: list[object] = []
+        while budget > 0:
+            req = next(order, None) if order is not None else waiting.peek()
+            if req is None:
+                break
+            slot_victim = None
+            if len(running.members) + len(self.prefilling) >= self.max_num_seqs:
+                slot_victim = self._worst_running() if policy.preemptive else None
+                if slot_victim is None or not policy.may_preempt(req, slot_victim, self):
+                    break
+            if passed and not all(policy.may_pass(req, other, self) for other in passed):
+                break
+            resumes = req._phase == PAUSED
+            fresh = not req._computed and not req._generated
+            if not (resumes and req._prefilled) and not self.batching.chunk(
+                req.prompt_len + req._generated - req._computed, budget, fresh
+            ):
+                break  # the budget is not enough for its prompt
+            evictions = self._evictions(req, slot_victim)
+            if evictions is None or (self._custom_admit and not policy.admit(req, self)):
+                if len(passed) >= policy.backfill:
+                    break
+                passed.append(req)
+                if order is None:
+                    passed_keys.append(policy.key(req, self))
+                    waiting.remove(req)
+                continue
+            if slot_victim is not None:
+                budget += self._yield_slot(slot_victim, chunks)
+            for victim in evictions:
+                budget += self._take_chunk(victim, chunks)
+                self._evict(victim)
+            waiting.remove(req)
+            if req._first_scheduled < 0.0:
+                req._first_scheduled = self.now
+            elif req._resumes:
+                req._resumes.append(self.now)
+            if resumes:
+                del self.paused[req]
+            if resumes and req._prefilled:
+                self._start_decoding(req)
+                budget -= 1
+                continue
+            if not resumes:
+                kv.allocate(req, req.prompt_len + req._generated)
+            req._phase = PREFILLING
+            self.prefilling[req] = None
+            budget -= self._add_chunk(chunks, req, budget)
+        for i, req in enumerate(passed):
+            if order is None:
+                waiting.push(req, passed_keys[i])
+
+    # --- yielding -----------------------------------------------------------------------------------------------------
+
+    def _evictions(self, req: Request, slot_victim: Request | None) -> list[Request] | None:
+        """Whom to evict so that `req` fits (after `slot_victim` has yielded); None if it cannot fit. Mutates nothing."""
+        kv = self.kv
+        if req._phase == PAUSED:
+            held = req._computed
+            grows = req._prefilled and kv.held(req, held + 1) > kv.held(req, held)
+            need = kv.growth() + grows
+        else:
+            need = kv.blocks_to_admit(req, req.prompt_len + req._generated) + kv.growth() + kv.watermark_blocks
+        short = need - kv.free
+        if short <= 0:
+            return []
+        yields = slot_victim is not None and not self.preemption.keeps_kv
+        if yields:
+            assert slot_victim is not None
+            short -= self._blocks(slot_victim)
+        mine = (self.policy.key(req, self), req.arrival, req._entry)
+        paused = [r for r in self.paused if r is not req and (self.policy.key(r, self), r.arrival, r._entry) > mine]
+        paused.sort(key=lambda r: (self.policy.key(r, self), r.arrival, r._entry), reverse=True)
+        candidates = paused
+        if slot_victim is not None and not yields:
+            candidates = [slot_victim, *paused]
+        if self.policy.preemptive:
+            others = [r for group in (self.running.members, self.prefilling) for r in group if r is not slot_victim]
+            others = [r for r in others if self.policy.may_preempt(req, r, self)]
+            others.sort(key=lambda r: (self.policy.key(r, self), r.arrival, r._entry), reverse=True)
+            candidates = candidates + others
+        evictions: list[Request] = []
+        for victim in candidates:
+            if short <= 0:
+                break
+            evictions.append(victim)
+            short -= self._blocks(victim)
+        return evictions if short <= 0 else None
+
+    def _worst_paused(self) -> Request | None:
+        return max(self.paused, key=lambda r: (self.policy.key(r, self), r.arrival, r._entry), default=None)
+
+    def _worst_running(self) -> Request | None:
+        if self._custom_victim:
+            return self.policy.victim([*self.running.members, *self.prefilling], self)
+        worst = self.running.greatest()
+        if self.prefilling:
+            group = [*self.prefilling, worst] if worst is not None else list(self.prefilling)
+            worst = max(group, key=lambda r: (self.policy.key(r, self), r.arrival, r._entry))
+        return worst
+
+    def _capacity(self, req: Request) -> int:
+        """Tokens the blocks of an off-batch or running request have room for."""
+        return self.computed(req) if req._prefilled else req.prompt_len + req._generated
+
+    def _blocks(self, req: Request) -> int:
+        return self.kv.held(req, self._capacity(req))
+
+    def _take_chunk(self, req: Request, chunks: list[Chunk]) -> int:
+        """Drop `req`'s chunk from the plan; returns the budget that comes back (a decoding row gives back its token)."""
+        if req._phase == DECODING:
+            return 1 if self.batching.mixes else 0
+        for i, chunk in enumerate(chunks):
+            if chunk.request is req:
+                del chunks[i]
+                return chunk.length
+        return 0
+
+    def _yield_slot(self, req: Request, chunks: list[Chunk]) -> int:
+        """Take `req` off the batch by the preemption mode; returns the budget that comes back."""
+        budget = self._take_chunk(req, chunks)
+        if self.preemption.keeps_kv:
+            self._off_batch(req)
+            self._note_preemption(req)
+            req._phase = PAUSED
+            self.paused[req] = None
+            self.waiting.push(req, self.policy.key(req, self))
+        else:
+            self._evict(req)
+        return budget
+
+    def _evict(self, req: Request | None) -> None:
+        """Free the KV of a running or paused request; it waits to be computed again, its generated tokens kept."""
+        if req is None:
+            raise AssertionError("KV is short and nobody holds any")
+        if req._phase == PAUSED:
+            self.waiting.remove(req)
+            del self.paused[req]
+        else:
+            self._off_batch(req)
+            self._note_preemption(req)
+        self.kv.release(req, self._capacity(req))
+        self.recomputed_tokens += req._computed
+        req._recomputed += req._computed
+        req._computed = 0
+        req._prefilled = False
+        req._phase = WAITING
+        self.waiting.push(req, self.policy.key(req, self))
+
+    def _note_preemption(self, req: Request) -> None:
+        self.num_preemptions += 1
+        req._num_preemptions += 1
+        if req._resumes is None:
+            req._resumes = []
+        req._resumes.append(self.now)
+
+    def _off_batch(self, req: Request) -> None:
+        if req._phase == DECODING:
+            self.running.leave(req)
+            self.kv.leave(req._computed)
+            if req in self._joins:
+                del self._joins[req]
+            else:
+                self._leaves.append(req)
+        else:
+            del self.prefilling[req]
+
+    def _start_decoding(self, req: Request) -> None:
+        req._phase = DECODING
+        self.kv.join(req._computed)
+        self.running.join(req)
+        self._joins[req] = None
+
+    # --- book ---------------------------------------------------------------------------------------------------------
+
+    def book(self, plan: Plan, outcome: Outcome) -> None:
+        """Settle what came of `plan`. Mutates the queues, the requests and the KV accounting."""
+        steps, end = outcome.num_steps, outcome.ends[-1]
+        self.step_time = (end - self.now) / steps
+        self.now = end
+        if plan.num_decode:
+            self.kv.advance(steps)
+            self.running.advance(steps)
+        for req, _, length, last in plan.chunks:
+            req._computed += length
+            if last:
+                del self.prefilling[req]
+                if req._first_token < 0.0:
+                    req._first_token = end
+                req._generated += 1
+                req._prefilled = True
+                self._start_decoding(req)
+        if self._tells_steps:
+            self.policy.on_steps(steps, self)
+        for req, num_tokens, _ in outcome.finished:
+            self._finish(req, num_tokens)
+        for req, _ in outcome.failures:
+            self.abort(req, failed=True)
+        if self.checks:
+            self.check()
+
+    def _finish(self, req: Request, num_tokens: int) -> None:
+        joins = self._joins
+        running = self.running
+        running.leave(req)
+        if req in joins:
+            del joins[req]
+        if req._generated != num_tokens:
+            raise AssertionError(f"request {req.rid}: executor says {num_tokens} tokens, booked {req._generated}")
+        self.kv.leave(req._computed)
+        self.kv.release(req, req._computed)
+        if self.batching.pads:
+            self.num_padding += 1
+            self._padding_context += req.prompt_len + req._generated
+        req._phase = Phase.FINISHED
+        self.counts["finished"] += 1
+        self.policy.on_finish(req)
+
+    def check(self) -> None:
+        """Assert that every count balances: requests by phase, KV blocks, context."""
+        groups = (
+            (self.pending, PENDING),
+            (self.prefilling, PREFILLING),
+            (self.paused, PAUSED),
+            (self.running.members, DECODING),
+        )
+        for group, phase in groups:
+            wrong = [r for r in group if r._phase != phase]
+            if wrong:
+                raise AssertionError(f"{wrong[0]} stands among {phase.name}")
+        counts = self.counts
+        there = len(self.pending) + len(self.waiting) + self.num_running
+        ended = counts["finished"] + counts["rejected"] + counts["aborted"] + counts["failed"]
+        if counts["injected"] != there + ended:
+            raise AssertionError(f"injected {counts['injected']} != present {there} + ended {ended}")
+        in_heap = list(self.waiting)
+        if len(in_heap) != len(self.waiting) or sum(r._phase == PAUSED for r in in_heap) != len(self.paused):
+            raise AssertionError(
+                f"waiting holds {len(in_heap)} entries, counted {len(self.waiting)}, paused {len(self.paused)}"
+            )
+        holders = [r for group in (self.prefilling, self.paused, self.running.members) for r in group]
+        self.kv.check((r, self._capacity(r)) for r in holders)
+        context = sum(r.prompt_len + self.generated(r) for r in self.running.members)
+        if context != self.running.context_tokens:
+            raise AssertionError(f"context {self.running.context_tokens} booked, {context} counted")
+        if self.num_running > self.max_num_seqs:
+            raise AssertionError(f"{self.num_running} rows run, max_num_seqs is {self.max_num_seqs}")

@@ -1,0 +1,65 @@
+"""The step loop, the same for simulation, replay and service."""
+
+from __future__ import annotations
+
+from .policy import INF
+from .ports import Clock, EventKind, Executor, Observer, Source
+from .scheduler import Scheduler
+
+
+class Stalled(RuntimeError):
+    """Work waits, no plan can be made, and no future event is declared."""
+
+
+def serve(source: Source, scheduler: Scheduler, executor: Executor, clock: Clock, observer: Observer) -> None:
+    """Run until the source has no more events and the scheduler no more work.
+
+    Events with time <= now are taken in order before each plan. Raises Stalled, naming the first request in order, when work
+    waits that nothing will ever start.
+    """
+    while True:
+        now = clock.now
+        if source.peek() <= now:
+            take_events(source, scheduler, observer, now)
+        plan = scheduler.plan(now) if scheduler.busy else None
+        if plan is None:
+            wakeup = min(source.peek(), scheduler.next_wakeup())
+            if wakeup < INF:
+                clock.wait(wakeup)
+                continue
+            if scheduler.busy or scheduler.pending:
+                first = scheduler.waiting.peek() or next(iter(scheduler.pending))
+                raise Stalled(
+                    f"at {now:.6f} s {len(scheduler.waiting)} requests wait and nothing will start them; first in order: "
+                    f"{first!r}; {scheduler.kv.free} of {scheduler.kv.num_blocks} KV blocks free"
+                )
+            return
+        outcome = executor.collect(executor.submit(plan), min(source.peek(), plan.stable_until))
+        scheduler.book(plan, outcome)
+        end = outcome.ends[-1]
+        clock.advance(end)
+        observer.step(now, plan, outcome, scheduler)
+        for request, num_tokens, reason in outcome.finished:
+            observer.ended(request, num_tokens, reason, end)
+            source.on_finish(request, end)
+        for request, why in outcome.failures:
+            observer.ended(request, scheduler.generated(request), f"failed: {why}", end)
+            source.on_finish(request, end)
+
+
+def take_events(source: Source, scheduler: Scheduler, observer: Observer, now: float) -> None:
+    """Hand all events with time <= now to the scheduler, in order."""
+    for _, kind, request in source.pop(now):
+        if kind == EventKind.ARRIVAL:
+            refusal = scheduler.add(request)
+            if refusal is not None:
+                observer.ended(request, 0, f"rejected: {refusal}", now)
+                source.on_finish(request, now)
+        elif kind == EventKind.PREDICTION_READY:
+            scheduler.prediction_ready(request)
+        elif kind in (EventKind.ABORT, EventKind.TIMEOUT):
+            if scheduler.abort(request):
+                observer.ended(request, scheduler.generated(request), kind.name.lower(), now)
+                source.on_finish(request, now)
+        else:
+            raise ValueError(f"event {kind.name} of request {request.rid} has no handler in this engine")

@@ -1,0 +1,53 @@
+"""Waiting: requests in policy order, as a heap whose stale entries are dropped when they surface."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from heapq import heapify, heappop, heappush
+from typing import Any
+
+from .request import Request
+
+
+class Waiting:
+    """A lazy-deletion heap of (key, arrival, order of entry). A request's `_ticket` tells its live entry."""
+
+    __slots__ = ("_heap", "_num")
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[Any, float, int, int, Request]] = []
+        self._num = 0
+
+    def __len__(self) -> int:
+        return self._num
+
+    def push(self, req: Request, key: Any) -> None:
+        req._ticket += 1
+        heappush(self._heap, (key, req.arrival, req._entry, req._ticket, req))
+        self._num += 1
+
+    def peek(self) -> Request | None:
+        """The first in order, or None."""
+        heap = self._heap
+        while heap:
+            entry = heap[0]
+            if entry[3] == entry[4]._ticket:
+                return entry[4]
+            heappop(heap)
+        return None
+
+    def remove(self, req: Request) -> None:
+        """Take `req` out; its entry goes when it surfaces, at once when it is the first."""
+        self._num -= 1
+        if self._heap and self._heap[0][4] is req:
+            heappop(self._heap)
+        req._ticket += 1
+
+    def __iter__(self) -> Iterator[Request]:
+        """In no particular order."""
+        return (e[4] for e in self._heap if e[3] == e[4]._ticket)
+
+    def rekey(self, key: Any) -> None:
+        """Compute all keys anew by `key(req)`."""
+        self._heap = [(key(r), r.arrival, r._entry, r._ticket, r) for r in self]
+        heapify(self._heap)
