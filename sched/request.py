@@ -1,4 +1,4 @@
-"""Request: what the client sent and what the predictor said. It holds no true output length: the truth lives in the executor."""
+"""Request: what the client sent and what the predictor said. It holds no true length: the truth lives in the executor."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
-from typing import Any
+from typing import Any, cast
 
 from .policy import INF, Policy
 from .ports import View
@@ -100,11 +100,30 @@ class Running:
 
     def greatest(self) -> Request | None:
         """The request with the greatest (key, arrival, order of entry), or None."""
+        heap = self._greatest_heap()
+        return cast("Request", heap[0][4]) if heap else None
+
+    def descending(self) -> Iterator[Request]:
+        """Requests by (key, arrival, order of entry), greatest first; costs O(log batch) each. The set must not change
+        before the iterator is closed or exhausted."""
+        taken: list[tuple[list[Any], Any]] = []
+        try:
+            while heap := self._greatest_heap():
+                entry = heappop(heap)
+                taken.append((heap, entry))
+                yield entry[4]
+        finally:
+            for heap, entry in taken:
+                heappush(heap, entry)
+
+    def _greatest_heap(self) -> list[Any] | None:
+        """The heap whose top is the greatest, stale tops dropped; None when nobody is there."""
         moving, still = self._top(self._moving), self._top(self._still)
-        if moving is None or still is None:
-            return (still[4] if still else None) if moving is None else moving[4]
-        key = (moving[0] - self._policy.drift * self.step, *moving[1:3])
-        return still[4] if still[:3] < key else moving[4]
+        if moving is None:
+            return self._still if still is not None else None
+        if still is None or still[:3] >= (moving[0] - self._policy.drift * self.step, *moving[1:3]):
+            return self._moving
+        return self._still
 
     @staticmethod
     def _top(heap: list[tuple[Any, ...]]) -> tuple[Any, ...] | None:
@@ -123,6 +142,7 @@ class Running:
             self._store(req, self.generated(req))
 
     def _compact(self) -> None:
-        for heap in (self._moving, self._still, self._turns):
-            heap[:] = [e for e in heap if e[-2] == e[-1]._ticket]  # type: ignore[attr-defined]
-            heapify(heap)  # type: ignore[arg-type]
+        heaps: tuple[list[Any], ...] = (self._moving, self._still, self._turns)
+        for heap in heaps:
+            heap[:] = [e for e in heap if e[-2] == e[-1]._ticket]
+            heapify(heap)

@@ -5,6 +5,10 @@ It never sees a tensor, a GPU, a wall clock or a true output length. A plan cost
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from heapq import merge
+from typing import Any
+
 from .batching import Batching
 from .kv import KVCache
 from .plan import Chunk, Outcome, Plan
@@ -163,7 +167,8 @@ class Scheduler:
             self.kv.release(req, self._capacity(req))
         else:
             return False
-        self.policy.on_finish(req)
+        if phase != PENDING:
+            self.policy.on_finish(req)
         req._phase = Phase.FAILED if failed else Phase.ABORTED
         self.counts["failed" if failed else "aborted"] += 1
         return True
@@ -338,27 +343,50 @@ class Scheduler:
         if yields:
             assert slot_victim is not None
             short -= self._blocks(slot_victim)
-        mine = (self.policy.key(req, self), req.arrival, req._entry)
-        paused = [r for r in self.paused if r is not req and (self.policy.key(r, self), r.arrival, r._entry) > mine]
-        paused.sort(key=lambda r: (self.policy.key(r, self), r.arrival, r._entry), reverse=True)
-        candidates = paused
-        if slot_victim is not None and not yields:
-            candidates = [slot_victim, *paused]
-        if self.policy.preemptive:
-            others = [r for group in (self.running.members, self.prefilling) for r in group if r is not slot_victim]
-            others = [r for r in others if self.policy.may_preempt(req, r, self)]
-            others.sort(key=lambda r: (self.policy.key(r, self), r.arrival, r._entry), reverse=True)
-            candidates = candidates + others
         evictions: list[Request] = []
-        for victim in candidates:
-            if short <= 0:
-                break
+        for victim in self._yielding_to(req, None if yields else slot_victim, slot_victim):
             evictions.append(victim)
             short -= self._blocks(victim)
-        return evictions if short <= 0 else None
+            if short <= 0:
+                return evictions
+        return None if short > 0 else evictions
+
+    def _yielding_to(self, req: Request, first: Request | None, never: Request | None) -> Iterator[Request]:
+        """Who gives up KV for `req`, least deserving first: `first`, paused requests later in order, running ones that it may
+        preempt (but `never`)."""
+        if first is not None:
+            yield first
+        mine = self._rank(req)
+        later = [r for r in self.paused if r is not req and self._rank(r) > mine]
+        later.sort(key=self._rank, reverse=True)
+        yield from later
+        if not self.policy.preemptive:
+            return
+        for victim in self._worst_first():
+            if victim is never:
+                continue
+            if not self.policy.may_preempt(req, victim, self):
+                return
+            yield victim
+
+    def _worst_first(self) -> Iterator[Request]:
+        """Running requests, the one to preempt first at the head."""
+        if self._custom_victim:
+            group = [*self.running.members, *self.prefilling]
+            while group and (victim := self.policy.victim(group, self)) is not None:
+                group.remove(victim)
+                yield victim
+        elif self.prefilling:
+            prefilling = sorted(self.prefilling, key=self._rank, reverse=True)
+            yield from merge(self.running.descending(), prefilling, key=self._rank, reverse=True)
+        else:
+            yield from self.running.descending()
+
+    def _rank(self, req: Request) -> tuple[Any, float, int]:
+        return self.policy.key(req, self), req.arrival, req._entry
 
     def _worst_paused(self) -> Request | None:
-        return max(self.paused, key=lambda r: (self.policy.key(r, self), r.arrival, r._entry), default=None)
+        return max(self.paused, key=self._rank, default=None)
 
     def _worst_running(self) -> Request | None:
         if self._custom_victim:
@@ -366,7 +394,7 @@ class Scheduler:
         worst = self.running.greatest()
         if self.prefilling:
             group = [*self.prefilling, worst] if worst is not None else list(self.prefilling)
-            worst = max(group, key=lambda r: (self.policy.key(r, self), r.arrival, r._entry))
+            worst = max(group, key=self._rank)
         return worst
 
     def _capacity(self, req: Request) -> int:

@@ -92,7 +92,6 @@ class SimulatedExecutor:
                         break
             else:
                 terms = a + c * (context + growth * np.arange(min(piece, 4096), dtype=np.float64))
-                terms[0] += 0.0
                 sums = np.cumsum(np.concatenate(([t], terms)))[1:]
                 piece = min(len(sums), int(np.searchsorted(sums, until)) + 1)
                 ends.extend(sums[:piece].tolist())

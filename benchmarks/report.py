@@ -1,0 +1,39 @@
+"""What every benchmark prints and writes: one table, one JSON of medians with their spread."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+from pathlib import Path
+
+
+def arguments(description: str, **numbers: int) -> argparse.Namespace:
+    """--json PATH, and one --NAME option with a default for each keyword."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--json", type=Path, help="write machine, commit, n, figures and spread here")
+    for name, default in numbers.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=default)
+    return parser.parse_args()
+
+
+def report(samples: dict[str, list[float]], path: Path | None) -> None:
+    """Print name, median, min, max and n of each figure; write them to `path` if given."""
+    width = max(map(len, samples))
+    print(f"{'figure':{width}}  {'median':>12}  {'min':>12}  {'max':>12}  n")
+    for name, values in samples.items():
+        print(f"{name:{width}}  {statistics.median(values):12.4g}  {min(values):12.4g}  {max(values):12.4g}  {len(values)}")
+    if path is None:
+        return
+    head = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=Path(__file__).parent)
+    result = {
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}",
+        "commit": head.stdout.strip() or None,
+        "n": {name: len(values) for name, values in samples.items()},
+        "figures": {name: statistics.median(values) for name, values in samples.items()},
+        "spread": {name: [min(values), max(values)] for name, values in samples.items()},
+    }
+    path.write_text(json.dumps(result, indent=2, sort_keys=True) + "\n")

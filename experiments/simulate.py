@@ -1,0 +1,111 @@
+"""`simulate`: one cell in one line of a notebook, without Hydra."""
+
+from __future__ import annotations
+
+import importlib.resources
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from omegaconf import OmegaConf
+
+from lengthwise.predictors.predictions import Predictions
+
+from .cell import Config, is_learned, run_cell
+from .learned import make_predictions, predictions_key
+from .run import Run
+from .saturation import measure_saturation, saturation_key
+
+
+class OnTheFly:
+    """Prepared inputs made when first asked for and kept for the life of the process."""
+
+    _made: dict[str, Any] = {}  # noqa: RUF012 - one cache for the process is the point
+
+    def saturation_rate(self, cfg: Config) -> float:
+        return float(self._once("saturation", saturation_key(cfg), lambda: measure_saturation(cfg))["rate"])
+
+    def predictions(self, cfg: Config) -> tuple[Predictions, NDArray[np.int64], dict[str, Any]] | None:
+        if not is_learned(cfg):
+            return None
+        made: tuple[Predictions, NDArray[np.int64], dict[str, Any]] = self._once(
+            "predictions", predictions_key(cfg), lambda: make_predictions(cfg)
+        )
+        return made
+
+    def _once(self, kind: str, key: Mapping[str, Any], make: Any) -> Any:
+        try:
+            name = kind + json.dumps(key, sort_keys=True)
+        except TypeError:  # an object in the config: nothing to name it by, so nothing is kept
+            return make()
+        if name not in self._made:
+            self._made[name] = make()
+        return self._made[name]
+
+
+def simulate(policy: Any = "fcfs", predictor: Any = "none", workload: Any = "synthetic", **options: Any) -> Run:
+    """Simulate one cell and return its Run (`.requests`, `.steps`, `.summary`). `options` as in `compose`.
+
+    Raises ValueError on an unknown name or field, naming the choices.
+    """
+    return run_cell(compose(policy=policy, predictor=predictor, workload=workload, **options), OnTheFly())
+
+
+def compose(
+    *,
+    policy: Any = "fcfs",
+    predictor: Any = "none",
+    workload: Any = "synthetic",
+    arrivals: Any = "poisson",
+    hardware: Any = "llama31_8b_h100",
+    batching: Any = "chunked",
+    kv: Any = "paged",
+    preemption: Any = "pause",
+    slo: Any = "chat",
+    limits: Any = "default",
+    executor: Any = "simulated",
+    load: float | None = None,
+    rate: float | None = None,
+    num_requests: int = 1000,
+    seed: int = 0,
+    check: bool = False,
+    **overrides: Any,
+) -> dict[str, Any]:
+    """A cell's config from the same nodes Hydra uses.
+
+    Each part is the name of a config node ("srpt"), a mapping with `_target_`, or an object (`SRPT(overrun="clip")`, a
+    Dataset). load: rate / saturation rate (0.8 unless load or rate, in requests/s, is given). `overrides` replace fields of
+    `limits`: `max_num_seqs=64`.
+    """
+    parts = {
+        "policy": policy, "predictor": predictor, "workload": workload, "arrivals": arrivals, "hardware": hardware,
+        "batching": batching, "kv": kv, "preemption": preemption, "slo": slo, "limits": limits, "executor": executor,
+    }  # fmt: skip
+    nodes = {group: _node(group, part) for group, part in parts.items()}
+    unknown = set(overrides) - set(nodes["limits"])
+    if unknown:
+        raise ValueError(f"unknown limit {sorted(unknown)[0]!r}; the limits are {', '.join(sorted(nodes['limits']))}")
+    nodes["limits"] = {**nodes["limits"], **overrides}
+    objects = {group: node for group, node in nodes.items() if not isinstance(node, Mapping)}
+    tree = OmegaConf.create({group: node for group, node in nodes.items() if group not in objects})
+    plain = OmegaConf.to_container(tree, resolve=True)
+    assert isinstance(plain, dict)
+    if rate is None and load is None:
+        load = 0.8
+    choices = {group: part for group, part in parts.items() if isinstance(part, str)}
+    numbers = {"load": load, "rate": rate, "num_requests": num_requests, "seed": seed, "check": check}
+    return {**plain, **objects, **numbers, "choices": choices}
+
+
+def _node(group: str, part: Any) -> Any:
+    """The config node of that name; anything but a string stands for itself."""
+    if not isinstance(part, str):
+        return part
+    folder = importlib.resources.files("lengthwise.conf") / group
+    file = folder / f"{part}.yaml"
+    if not file.is_file():
+        names = sorted(f.name[:-5] for f in folder.iterdir() if f.name.endswith(".yaml"))
+        raise ValueError(f"no {group} called {part!r}; there are {', '.join(names)}")
+    return OmegaConf.to_container(OmegaConf.create(file.read_text()), resolve=False)
