@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from lengthwise.sched import Chunk
 
@@ -25,10 +25,12 @@ class Affine(CostModel):
         per_attention: float = 0.0,
         host: HostOverhead | None = None,
         decode_base: float = 0.0,
+        fitted_range: Mapping[str, float] | None = None,
     ) -> None:
         self.base, self.per_row, self.per_context = base, per_row, per_context
         self.per_prefill, self.per_attention, self.decode_base = per_prefill, per_attention, decode_base
         self.host = host or HostOverhead()
+        self._set_range(fitted_range)
 
     def decode_line(self, num_rows: int, context: float) -> tuple[float, float, float]:
         a = self.base + self.decode_base + self.host.step + (self.per_row + self.host.row) * num_rows
