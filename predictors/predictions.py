@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lengthwise.sched import EDGES, LengthDistribution
+from lengthwise.sched.prediction import mean_lengths, quantile_lengths
 
 Floats = NDArray[np.float64]
 
@@ -50,3 +51,42 @@ class Predictions:
             None if self.point is None else self.point[index],
             None if self.survival is None else self.survival[index],
         )
+
+    @classmethod
+    def concatenate(cls, parts: Sequence[Predictions]) -> Predictions:
+        """Rows of one kind (points, survivals or ranks) one after another. Raises ValueError on mixed kinds or no part."""
+        kinds = sorted({(p.point is not None, p.survival is not None) for p in parts})
+        if len(kinds) != 1:
+            raise ValueError(f"cannot concatenate {len(parts)} parts of {len(kinds)} kinds: one kind is needed")
+        return cls(
+            np.concatenate([p.score for p in parts]),
+            np.concatenate([p.point for p in parts if p.point is not None]) if kinds[0][0] else None,
+            np.concatenate([p.survival for p in parts if p.survival is not None]) if kinds[0][1] else None,
+        )
+
+    def means(self) -> Floats:
+        """E[L] in tokens (N,). Raises ValueError on rank-only rows."""
+        if self.point is not None:
+            return self.point
+        if self.survival is None:
+            raise ValueError("rank-only predictions have an order, no lengths")
+        return mean_lengths(np.asarray(self.survival, dtype=np.float64))
+
+    def quantiles(self, levels: Sequence[float]) -> Floats:
+        """Quantiles in tokens (N, len(levels)). Raises ValueError on rank-only rows or a level outside (0, 1)."""
+        if self.point is not None:
+            return np.repeat(self.point[:, None], len(levels), axis=1)
+        if self.survival is None:
+            raise ValueError("rank-only predictions have an order, no lengths")
+        return quantile_lengths(np.asarray(self.survival, dtype=np.float64), levels)
+
+    @classmethod
+    def from_points(cls, lengths: Floats) -> Predictions:
+        """Point masses at `lengths` (N,) tokens."""
+        points = np.asarray(lengths, dtype=np.float64)
+        return cls(points, points)
+
+    @classmethod
+    def from_survivals(cls, survival: Floats) -> Predictions:
+        """Distributions given by P(L > e) for e of EDGES, (N, len(EDGES)); the score is the mean."""
+        return cls(mean_lengths(survival), None, survival)

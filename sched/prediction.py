@@ -136,7 +136,8 @@ class LengthDistribution:
         alive = _survival_at(s, generated)
         if alive <= 1e-12:
             return LengthDistribution.point(self.expected_remaining(generated))
-        return LengthDistribution.from_survival(np.array([_survival_at(s, e + generated) for e in EDGES]) / alive)
+        later = survival_at(s[None, :], EDGES + generated)[0] / alive
+        return LengthDistribution.from_survival(np.minimum.accumulate(np.clip(later, 0.0, 1.0)))
 
     def gittins(self, generated: float) -> float:
         """Gittins rank at age g: min over a quantum D of E[min(L - g, D) | L > g] / P(L - g <= D | L > g), in tokens.
@@ -150,17 +151,20 @@ class LengthDistribution:
         alive = _survival_at(s, generated)
         if alive <= 1e-12:
             return self.expected_remaining(generated)
-        ends = np.append(EDGES[generated < EDGES], EDGES[-1] + np.array([1.0, 4.0]) * TAIL_MEAN)
-        ends = ends[ends > generated]
-        surv = np.array([_survival_at(s, e) for e in ends])
-        done = (alive - surv) / alive
-        work = (_mean_above(s, generated) - np.array([_mean_above(s, e) for e in ends])) / alive
-        ranks = np.divide(work, done, out=np.full_like(work, np.inf), where=done > 0)
+        # Mass is uniform between edges, so the least ratio is at an edge; in the tail it is at its start or at infinity.
+        first = int(np.searchsorted(EDGES, generated, side="right"))
+        ends = np.concatenate(([max(float(generated), 0.0)], EDGES[first:]))
+        surv = np.concatenate(([alive], s[first:]))
+        work = np.cumsum(np.diff(ends) * (surv[1:] + surv[:-1])) / 2.0
+        done = alive - surv[1:]
+        ranks = np.divide(work, done, out=np.full_like(work, np.inf), where=done > 0.0)
         whole = _mean_above(s, generated) / alive  # D = infinity
         return max(float(min(ranks.min(initial=np.inf), whole)), 1.0)
 
 
 def _survival_at(survival: Array, length: float) -> float:
+    if length <= 0.0:
+        return 1.0
     if length >= EDGES[-1]:
         return float(survival[-1] * np.exp(-(length - EDGES[-1]) / TAIL_MEAN))
     i = int(np.searchsorted(EDGES, length, side="right"))  # EDGES[i - 1] <= length < EDGES[i]
@@ -172,6 +176,7 @@ def _mean_above(survival: Array, length: float) -> float:
     """The integral of the survival function from `length` to infinity (trapezoids, then the exponential tail)."""
     if length >= EDGES[-1]:
         return _survival_at(survival, length) * TAIL_MEAN
+    length = max(length, 0.0)
     i = int(np.searchsorted(EDGES, length, side="right"))
     e = np.concatenate(([length], EDGES[i:]))
     s = np.concatenate(([_survival_at(survival, length)], survival[i:]))
@@ -182,22 +187,56 @@ def mean_lengths(survival: Array) -> Array:
     """E[L] of many rows at once: (N, len(EDGES)) -> (N,)."""
     e = np.concatenate(([0.0], EDGES))
     s = np.concatenate((np.ones((survival.shape[0], 1)), survival), axis=1)
-    return np.asarray((s[:, 1:] + s[:, :-1]) @ np.diff(e) / 2.0 + survival[:, -1] * TAIL_MEAN, dtype=np.float64)
+    inside = np.sum(np.diff(e) * (s[:, 1:] + s[:, :-1]), axis=1) / 2.0  # not a product: rows must not depend on their batch
+    return np.asarray(inside + survival[:, -1] * TAIL_MEAN, dtype=np.float64)
+
+
+def survival_at(survival: Array, lengths: ArrayLike) -> Array:
+    """P(L > length) of many rows and lengths at once: (N, len(EDGES)), lengths (M,) tokens -> (N, M)."""
+    x = np.maximum(np.asarray(lengths, dtype=np.float64), 0.0)
+    e = np.concatenate(([0.0], EDGES))
+    s = np.concatenate((np.ones((survival.shape[0], 1)), survival), axis=1)
+    i = np.minimum(np.searchsorted(e, x, side="right") - 1, EDGES.size - 1)
+    inside = s[:, i] + (s[:, i + 1] - s[:, i]) * ((x - e[i]) / (e[i + 1] - e[i]))
+    tail = s[:, -1:] * np.exp(-np.maximum(x - EDGES[-1], 0.0) / TAIL_MEAN)
+    return np.asarray(np.where(x >= EDGES[-1], tail, inside), dtype=np.float64)
+
+
+def quantile_lengths(survival: Array, levels: ArrayLike) -> Array:
+    """Quantiles of many rows at once, as `LengthDistribution.quantile`: (N, len(EDGES)), levels (Q,) in (0, 1) -> (N, Q)."""
+    e = np.concatenate(([0.0], EDGES))
+    s = np.concatenate((np.ones((survival.shape[0], 1)), survival), axis=1)
+    rows = np.arange(survival.shape[0])
+    columns = []
+    for q in np.atleast_1d(np.asarray(levels, dtype=np.float64)).tolist():
+        if not 0.0 < q < 1.0:
+            raise ValueError(f"quantile level {q} is not within (0, 1)")
+        target = 1.0 - q
+        i = np.clip(np.argmax(s <= target, axis=1), 1, EDGES.size)
+        high, low = s[rows, i - 1], s[rows, i]
+        share = np.divide(high - target, high - low, out=np.ones(len(rows)), where=high > low)
+        inside = e[i - 1] + share * (e[i] - e[i - 1])
+        beyond = EDGES[-1] + TAIL_MEAN * np.log(np.maximum(s[:, -1] / target, 1.0))
+        columns.append(np.where(target < s[:, -1], beyond, inside))
+    return np.stack(columns, axis=1)
 
 
 def survival_from_quantiles(levels: Array, values: Array) -> Array:
     """Survival on EDGES from quantiles of many rows: levels (Q,), values (N, Q) not decreasing -> (N, len(EDGES)).
 
-    Linear between quantiles (from length 0 at level 0); beyond the last one exponential with the hazard that makes the
-    mean excess equal to the width of the last interval per its share, at least 1 token.
+    Linear between quantiles (from length 0 at level 0), a jump where quantiles are equal; beyond the last one exponential
+    with the hazard that the last interval shows, and a mean excess of at least 1 token.
     """
     q = np.concatenate(([0.0], levels))
-    out = np.empty((values.shape[0], EDGES.size))
-    width = np.maximum(values[:, -1] - values[:, -2], 1.0)
+    knots = np.concatenate((np.zeros((values.shape[0], 1)), values), axis=1)
+    at = np.zeros((values.shape[0], EDGES.size), dtype=np.int64)  # the last knot at or below each edge
+    for column in values.T:
+        at += column[:, None] <= EDGES
+    after = np.minimum(at + 1, levels.size)
+    low, high = np.take_along_axis(knots, at, axis=1), np.take_along_axis(knots, after, axis=1)
+    share = np.divide(EDGES - low, high - low, out=np.zeros_like(low), where=high > low)
+    inside = 1.0 - (q[at] + share * (q[after] - q[at]))
+    width = np.maximum(values[:, -1:] - values[:, -2:-1], 1.0)
     scale = np.maximum(width / np.log((1.0 - levels[-2]) / (1.0 - levels[-1])), 1.0)
-    for i, row in enumerate(values):
-        knots = np.concatenate(([0.0], row))
-        out[i] = 1.0 - np.interp(EDGES, knots + np.arange(knots.size) * 1e-9, q)  # equal quantiles: a jump, made steep
-        beyond = row[-1] < EDGES
-        out[i, beyond] = (1.0 - q[-1]) * np.exp(-(EDGES[beyond] - row[-1]) / scale[i])
-    return out
+    tail = (1.0 - levels[-1]) * np.exp(-np.maximum(EDGES - values[:, -1:], 0.0) / scale)
+    return np.asarray(np.where(at == levels.size, tail, inside), dtype=np.float64)

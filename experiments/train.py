@@ -1,0 +1,214 @@
+"""`lengthwise train`: fit a length predictor, score it honestly next to its baselines, and save it with its report.
+
+Scores are means over the three named grouped splits, on uncensored test rows; the saved artefact is then fitted on all rows,
+or on the training rows of one split. A report always holds the constant, prompt-length and oracle rows.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import hydra
+import numpy as np
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import InstantiationException
+from hydra.utils import instantiate
+from numpy.typing import NDArray
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from lengthwise.predictors import artefact
+from lengthwise.predictors.constant import Constant
+from lengthwise.predictors.oracle import Oracle
+from lengthwise.predictors.predictor import LengthPredictor
+from lengthwise.predictors.profiling import profile_latency
+from lengthwise.predictors.prompt_length import PromptLength
+from lengthwise.predictors.ridge import Ridge
+from lengthwise.predictors.scores import score
+from lengthwise.predictors.splits import SPLITS, named_split, prompt_groups, rows_as_groups
+
+from .dataset import Dataset
+from .train_report import MIN_ROWS, label_shares, resample_ceiling, summarise, table
+
+log = logging.getLogger(__name__)
+
+Make = Callable[[], LengthPredictor]
+BASELINES: Mapping[str, Callable[[], LengthPredictor | Oracle]] = {
+    "constant": Constant, "prompt_length": PromptLength, "ridge": Ridge, "oracle": Oracle,
+}  # fmt: skip
+
+
+def train(
+    dataset: Dataset,
+    make_predictor: Make,
+    *,
+    baselines: Sequence[str] = tuple(BASELINES),
+    split: str = "all",
+    folder: Path | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> dict[str, Any]:
+    """Score `make_predictor()` and the baselines in the named splits, fit it, and return the report (JSON values).
+
+    folder: where report.json and artefact/ are written; None writes nothing. split: rows the artefact learns from. progress:
+    told what is done. Times are in the report's `volatile` section; the rest is the same for the same rows. Raises ValueError
+    on too few rows, on rows without text where the predictor needs it, and on unknown names.
+    """
+    predictor = make_predictor()
+    _refuse(dataset, predictor, baselines, split)
+    group = groups_of(dataset)
+    cut = np.zeros(len(dataset), dtype=bool) if dataset.censored is None else np.asarray(dataset.censored, dtype=bool)
+    say = progress or (lambda text: None)
+    volatile: dict[str, Any] = {}
+
+    rows, fit_time = _scored(dataset, make_predictor, group, cut, say)
+    others: dict[str, Any] = {}
+    for name in baselines:
+        made = BASELINES[name]
+        if getattr(made, "needs_text", False) and dataset.prompts is None:
+            others[name] = {"skipped": "the rows have no prompt text"}
+        else:
+            others[name] = summarise(_scored(dataset, made, group, cut, say)[0])
+
+    learn = np.arange(len(dataset)) if split == "all" else named_split(split, group)[0]
+    say(f"{predictor.name}: fitting on {len(learn)} rows")
+    begin = time.perf_counter()
+    _fit(predictor, dataset, learn, cut, group)
+    volatile["fit_s"] = {"splits": fit_time, "artefact": time.perf_counter() - begin}
+    predictor.unit = dataset.unit
+    profile = profile_latency(predictor, dataset.prompts, dataset.prompt_len)
+    if predictor.latency is None:
+        predictor.latency = profile.model
+    volatile["latency"] = {**asdict(profile), "charged": predictor.latency.as_dict()}
+
+    hashed = artefact.data_hash(dataset.prompts, dataset.prompt_len, dataset.output_len, cut)
+    report = {
+        "predictor": predictor.name,
+        "settings": predictor.settings(),
+        "workload": dataset.name,
+        "source": dataset.source,
+        "licence": dataset.licence,
+        "unit": dataset.unit,
+        "data_hash": hashed,
+        "num_rows": len(dataset),
+        "num_groups": len(np.unique(group)),
+        "num_censored": int(cut.sum()),
+        "censored_rule": "training: lower bounds; scores: left out, counted",
+        "dropped": {str(k): int(v) for k, v in dataset.dropped.items()},
+        "labels": label_shares(dataset.output_len, cut),
+        "splits": list(SPLITS),
+        "split": split,
+        "metrics": summarise(rows),
+        "baselines": others,
+        "resample_ceiling": resample_ceiling(dataset, cut),
+        "versions": artefact.library_versions(),
+        "volatile": volatile,
+    }
+    if folder is not None:
+        told = {"tokenizer": dataset.unit, "dataset": dataset.name, "data_hash": hashed, "split": split, "num_rows": len(learn)}
+        told |= {"source": dataset.source, "licence": dataset.licence}
+        predictor.mark_seen(_texts(dataset, learn))
+        artefact.save(predictor, folder / "artefact", told)
+        report["artefact"] = str(folder / "artefact")
+        (folder / "report.json.part").write_text(json.dumps(report, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        (folder / "report.json.part").replace(folder / "report.json")
+    return report
+
+
+def groups_of(dataset: Dataset) -> NDArray[np.int64]:
+    """The dataset's groups (N,); without any, near-duplicate prompts make them; without text, each row is its own."""
+    if dataset.group is None and dataset.prompts is not None:
+        return prompt_groups(dataset.prompts)
+    return rows_as_groups(dataset.group, len(dataset))
+
+
+def _refuse(dataset: Dataset, predictor: Any, baselines: Sequence[str], split: str) -> None:
+    if not isinstance(predictor, LengthPredictor):
+        raise ValueError(f"a {type(predictor).__name__} cannot be trained: choose a learned predictor such as gbdt")
+    if predictor.needs_text and dataset.prompts is None:
+        raise ValueError(
+            f"predictor {predictor.name} needs prompt text, and workload {dataset.name} has none: "
+            "choose constant or prompt_length"
+        )
+    if len(dataset) < MIN_ROWS:
+        raise ValueError(f"workload {dataset.name} has {len(dataset)} rows, at least {MIN_ROWS} are needed to train and test")
+    unknown = [name for name in baselines if name not in BASELINES]
+    if unknown:
+        raise ValueError(f"baseline {unknown[0]!r} is not one of {', '.join(BASELINES)}")
+    if split != "all" and split not in SPLITS:
+        raise ValueError(f"split={split!r}: choose all, {', '.join(SPLITS)}")
+
+
+def _texts(dataset: Dataset, rows: NDArray[np.int64]) -> list[str] | None:
+    return None if dataset.prompts is None else [dataset.prompts[i] for i in rows]
+
+
+def _scored(
+    dataset: Dataset,
+    make: Callable[[], LengthPredictor | Oracle],
+    group: NDArray[np.int64],
+    cut: NDArray[np.bool_],
+    say: Callable[[str], None],
+) -> tuple[dict[str, dict[str, Any]], list[float]]:
+    """Scores by split, and the seconds of each fit and test."""
+    out, times = {}, []
+    for name in SPLITS:
+        learn, test = named_split(name, group)
+        predictor = make()
+        begin = time.perf_counter()
+        if isinstance(predictor, LengthPredictor):
+            _fit(predictor, dataset, learn, cut, group)
+            predictions = predictor.predict_columns(_texts(dataset, test), dataset.prompt_len[test])
+        else:
+            predictions = predictor.from_truth(dataset.output_len[test])
+        times.append(time.perf_counter() - begin)
+        out[name] = score(predictions, dataset.output_len[test], cut[test])
+        say(f"{predictor.name}: split {name} ({len(out)} of {len(SPLITS)})")
+    return out, times
+
+
+def _fit(
+    predictor: LengthPredictor, dataset: Dataset, rows: NDArray[np.int64], cut: NDArray[np.bool_], group: NDArray[np.int64]
+) -> None:
+    lens = dataset.prompt_len[rows], dataset.output_len[rows], cut[rows]
+    predictor.fit(_texts(dataset, rows), *lens, group=group[rows])
+
+
+@hydra.main(version_base="1.3", config_path="pkg://lengthwise.conf", config_name="train")
+def app(config: DictConfig) -> None:
+    """Train what the config names, print the table, save report and artefact under `out`."""
+    choices = HydraConfig.get().runtime.choices
+    try:
+        cfg = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+        assert isinstance(cfg, dict)
+        node = cfg["predictor"]
+        if not (isinstance(node, Mapping) and node.get("_target_")):
+            raise ValueError("predictor=none has nothing to train: choose a learned predictor such as gbdt")
+        dataset = instantiate(cfg["workload"])
+        folder = Path(cfg["out"]) / "train" / f"{choices['predictor']}-{choices['workload']}"
+        folder.mkdir(parents=True, exist_ok=True)
+        begin = time.perf_counter()
+        report = train(
+            dataset, lambda: instantiate(node), baselines=cfg["baselines"], split=str(cfg["split"]), folder=folder,
+            progress=lambda text: print(f"{time.perf_counter() - begin:6.1f} s  {text}", file=sys.stderr, flush=True),
+        )  # fmt: skip
+    except InstantiationException as error:  # a constructor or a loader refused: its own words say why
+        raise SystemExit(f"lengthwise train: {error.__cause__ or error}") from error
+    except (ValueError, FileNotFoundError, OmegaConfBaseException) as error:
+        raise SystemExit(f"lengthwise train: {error}") from error
+    print(table(report))
+    print(f"\nreport: {folder / 'report.json'}\nuse it: predictor=artefact predictor.path={report['artefact']}")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command on `argv` (default: sys.argv[1:]). Returns 0; leaves by SystemExit on refusal."""
+    if argv is not None:
+        sys.argv = ["lengthwise", *argv]
+    app()
+    return 0

@@ -1,0 +1,192 @@
+"""LengthPredictor: what learns output lengths from what a client sent, in columns, and says them as LengthDistributions.
+
+A predictor sees prompts and prompt lengths, never a request's true length; rows are independent of each other, so permuted
+rows give permuted predictions.
+"""
+
+from __future__ import annotations
+
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lengthwise.sched import LengthDistribution, Request
+
+from .latency import LatencyModel
+from .near_duplicates import prompt_keys
+from .predictions import Predictions
+
+Floats = NDArray[np.float64]
+MIN_ROWS = 20  # fewer training rows say nothing about a distribution
+
+
+@dataclass
+class State:
+    """What a fitted predictor is, in parts that save as JSON, npz and text files."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+    arrays: dict[str, NDArray[Any]] = field(default_factory=dict)
+    texts: dict[str, str] = field(default_factory=dict)
+    features: Sequence[str] = ()
+
+
+class LengthPredictor(ABC):
+    """Learns from (prompt, prompt length, output length) rows.
+
+    name: as in conf/predictor/. needs_text: prompts are required, lengths alone do not do. per_row: False says the
+    same of every row, so that nothing is to be gained from folds. unit: how the lengths it was fitted on were counted, set by
+    whoever fits it; None until then. latency: its server model, None when it costs nothing or was not profiled.
+    """
+
+    name: ClassVar[str]
+    needs_text: ClassVar[bool] = False
+    per_row: ClassVar[bool] = True
+
+    unit: str | None = None
+    latency: LatencyModel | None = None
+    training_median: float | None = None  # tokens, of the rows it was fitted on: what stands in for a failed prediction
+    seen: NDArray[np.uint64] | None = None  # hashes of the prompts it learned from, where they were marked
+    transfer: bool = False  # lengths counted in another unit are accepted, and marked
+    provenance: Mapping[str, Any] = MappingProxyType({})  # of an artefact: tokenizer, data hash, split, marks
+
+    @abstractmethod
+    def fit(
+        self,
+        prompts: Sequence[str] | None,
+        prompt_len: NDArray[Any],
+        lengths: NDArray[Any],
+        censored: NDArray[Any],
+        *,
+        group: NDArray[Any] | None = None,
+    ) -> None:
+        """Learn from N rows: prompts or None, prompt_len (N,), lengths (N,) >= 1 token, censored (N,) bool: at least that long.
+
+        Rows of one `group` (N,) stay together in any fold made inside. Raises ValueError on rows it cannot learn from.
+        """
+
+    @abstractmethod
+    def predict_columns(self, prompts: Sequence[str] | None, prompt_len: NDArray[Any]) -> Predictions:
+        """Predictions of N >= 0 rows. Raises ValueError when unfitted, or without prompts where text is needed."""
+
+    @abstractmethod
+    def state(self) -> State:
+        """All that `restore` needs."""
+
+    @abstractmethod
+    def restore(self, state: State) -> None:
+        """Become the fitted predictor of `state`."""
+
+    @property
+    @abstractmethod
+    def fitted(self) -> bool: ...
+
+    def predict(self, requests: Sequence[Request]) -> list[LengthDistribution]:
+        """One distribution a request, from its prompt and prompt_len. Raises ValueError on a missing prompt it needs."""
+        prompts: list[str] | None = None
+        if self.needs_text:
+            bare = [r.rid for r in requests if r.prompt is None]
+            if bare:
+                raise ValueError(f"predictor {self.name} needs prompt text; request {bare[0]} has none")
+            prompts = [r.prompt or "" for r in requests]
+        lens = np.array([r.prompt_len for r in requests], dtype=np.float64)
+        return self.predict_columns(prompts, lens).rows()
+
+    def refine(
+        self, requests: Sequence[Request], generated: Sequence[int], probes: Any | None = None
+    ) -> list[LengthDistribution]:
+        """Predictions after `generated` tokens: by default those that the requests carry, unchanged. Raises ValueError if one
+        carries none."""
+        out = [r.prediction for r in requests if r.prediction is not None]
+        if len(out) != len(requests):
+            raise ValueError(f"{len(requests) - len(out)} of {len(requests)} requests have no prediction to refine")
+        return out
+
+    def save(self, folder: Path | str) -> None:
+        """Write the artefact into `folder`, created if need be. Raises ValueError when it is unfitted or has no unit."""
+        from .artefact import save
+
+        save(self, Path(folder))
+
+    @classmethod
+    def load(cls, folder: Path | str) -> Self:
+        """Read an artefact of this class. Raises ValueError on another class or a version it refuses."""
+        from .artefact import load
+
+        out = load(Path(folder))
+        if not isinstance(out, cls):
+            raise ValueError(f"{folder} holds a {type(out).__name__}, not a {cls.__name__}")
+        return out
+
+    def settings(self) -> dict[str, Any]:
+        """The constructor's arguments, which it keeps as attributes of the same names; `latency` is kept apart."""
+        names = [n for n in inspect.signature(type(self)).parameters if n != "latency"]
+        return {n: getattr(self, n) for n in names}
+
+    def check_unit(self, unit: str) -> str | None:
+        """Compare how the workload counts lengths with how the training labels were counted.
+
+        Returns None when equal, or the mark that tables must show when `transfer` is set. Raises ValueError otherwise.
+        """
+        if self.unit == unit:
+            return None
+        text = f"predictor {self.name} counts lengths as {self.unit!r}, the workload as {unit!r}"
+        if not self.transfer:
+            raise ValueError(f"{text}; set predictor.transfer=true to use it all the same, marked in every table")
+        mark = f"transfer: {text}"
+        self.provenance = {**self.provenance, "marks": [*self.provenance.get("marks", []), mark]}
+        return mark
+
+    def mark_seen(self, prompts: Sequence[str] | None) -> None:
+        """Remember, as hashes, the prompts (N,) it learned from, so that `has_seen` can tell them in an artefact."""
+        self.seen = None if prompts is None else np.unique(prompt_keys(prompts))
+
+    def has_seen(self, prompts: Sequence[str]) -> NDArray[np.bool_]:
+        """(N,) whether it learned from each prompt or a near duplicate of it: such a prediction is not out-of-sample."""
+        if self.seen is None:
+            return np.zeros(len(prompts), dtype=bool)
+        return np.isin(prompt_keys(prompts), self.seen)
+
+    # --- checks that fits and predictions share ------------------------------------------------------------------------
+
+    def _rows(
+        self, prompts: Sequence[str] | None, prompt_len: NDArray[Any], lengths: NDArray[Any], censored: NDArray[Any]
+    ) -> tuple[Floats, Floats, NDArray[np.bool_]]:
+        """The training columns, checked; sets `training_median`. Raises ValueError naming what is wrong."""
+        lens = np.asarray(lengths, dtype=np.float64)
+        cut = np.asarray(censored, dtype=bool)
+        asked = self._asked(prompts, prompt_len)
+        if not len(asked) == len(lens) == len(cut):
+            raise ValueError(f"{len(asked)} prompt lengths, {len(lens)} output lengths and {len(cut)} censored marks")
+        if len(lens) < MIN_ROWS:
+            raise ValueError(f"predictor {self.name}: {len(lens)} training rows, at least {MIN_ROWS} are needed")
+        if not (np.all(np.isfinite(lens)) and lens.min() >= 1.0):
+            raise ValueError("output lengths must be finite and at least 1 token")
+        num_exact, needed = int(np.count_nonzero(~cut)), MIN_ROWS // 2
+        if num_exact < needed:
+            raise ValueError(f"only {num_exact} of {len(cut)} training rows are uncensored, {needed} are needed")
+        self.training_median = float(np.median(lens))
+        return asked, lens, cut
+
+    def _asked(self, prompts: Sequence[str] | None, prompt_len: NDArray[Any]) -> Floats:
+        """Prompt lengths as floats (N,), checked against the prompts."""
+        asked = np.asarray(prompt_len, dtype=np.float64)
+        if self.needs_text and prompts is None:
+            raise ValueError(
+                f"predictor {self.name} needs prompt text, and these rows have none: choose constant or prompt_length"
+            )
+        if asked.ndim != 1 or (prompts is not None and len(prompts) != len(asked)):
+            raise ValueError(f"prompt_len has shape {asked.shape}, there are {len(prompts or ())} prompts")
+        if asked.size and not (np.all(np.isfinite(asked)) and asked.min() >= 0):
+            raise ValueError("prompt lengths must be finite and not negative")
+        return asked
+
+    def _need_fitted(self) -> None:
+        if not self.fitted:
+            raise ValueError(f"predictor {self.name} is not fitted: fit it, or load an artefact")

@@ -1,0 +1,65 @@
+"""Profiling: what a prediction costs on this machine, as the LatencyModel that simulations charge."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .latency import LatencyModel
+from .predictor import LengthPredictor
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Median seconds of one single prediction and of one batch, and the model drawn through both. Wall times: never the same
+    twice, so they belong in a volatile section."""
+
+    single: float
+    single_p90: float
+    batch: float
+    batch_size: int
+    num_timed: int
+    model: LatencyModel
+
+
+def profile_latency(
+    predictor: LengthPredictor,
+    prompts: Sequence[str] | None,
+    prompt_len: NDArray[Any],
+    *,
+    num_timed: int = 200,
+    batch_size: int = 64,
+    num_batches: int = 9,
+    window: float = 0.0,
+    timer: Callable[[], float] = time.perf_counter,
+) -> Profile:
+    """Time `predictor` on num_timed single rows and num_batches batches, spread over the N rows given.
+
+    The model is the line through the two medians: per_batch + per_request x size. Raises ValueError without rows.
+    """
+    n = len(prompt_len)
+    if n == 0:
+        raise ValueError("no rows to time predictions on")
+    size = min(batch_size, n)
+
+    def once(rows: NDArray[np.int64]) -> float:
+        text = None if prompts is None else [prompts[i] for i in rows]
+        lens = np.asarray(prompt_len)[rows]
+        begin = timer()
+        predictor.predict_columns(text, lens)
+        return timer() - begin
+
+    spread = np.linspace(0, n - 1, num_timed).astype(np.int64)
+    once(spread[:1])  # first use imports and warms up
+    singles = np.array([once(spread[i : i + 1]) for i in range(num_timed)])
+    starts = np.linspace(0, n - size, num_batches).astype(np.int64)
+    batch = float(np.median([once(np.arange(start, start + size)) for start in starts]))
+    single = float(np.median(singles))
+    per_request = max((batch - single) / (size - 1), 0.0) if size > 1 else 0.0
+    model = LatencyModel(max(single - per_request, 0.0), per_request, window, batch_size)
+    return Profile(single, float(np.quantile(singles, 0.9)), batch, size, num_timed, model)

@@ -1,0 +1,143 @@
+"""Grouped splits: rows that share a conversation or nearly a prompt are never on two sides.
+
+Three train/test splits are named once, "0", "1" and "2", and kept: rank correlations move by .04 between splits, so a number
+is quoted as the mean over them. Grouped folds give the out-of-fold predictions that a simulation may use.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from .near_duplicates import prompt_groups
+from .predictions import Predictions
+from .predictor import LengthPredictor
+
+Ints = NDArray[np.int64]
+__all__ = [
+    "SPLITS", "grouped_folds", "named_split", "out_of_fold", "overlaps", "prompt_groups", "refuse_overlap", "rows_as_groups",
+]  # fmt: skip
+
+log = logging.getLogger(__name__)
+
+SPLITS: tuple[str, ...] = ("0", "1", "2")
+TEST_SHARE = 0.2  # of the rows; groups are drawn until it is reached
+_STREAM = 0x5B117  # keeps the splits' random stream apart from every other use of the numbers 0, 1, 2
+
+
+def rows_as_groups(group: ArrayLike | None, num_rows: int) -> Ints:
+    """`group` checked against the number of rows; without one, every row is its own group."""
+    if group is None:
+        return np.arange(num_rows, dtype=np.int64)
+    out = np.asarray(group, dtype=np.int64)
+    if out.shape != (num_rows,):
+        raise ValueError(f"group has shape {out.shape}, there are {num_rows} rows")
+    return out
+
+
+def _shuffled_groups(group: Ints, seed: int) -> tuple[Ints, Ints]:
+    """(row -> place of its group in a random order, rows of each place). Groups are numbered by first appearance first, so
+    that the split depends on the partition and the row order, not on the ids."""
+    _, first, inverse = np.unique(group, return_index=True, return_inverse=True)
+    by_appearance = np.empty(len(first), dtype=np.int64)
+    by_appearance[np.argsort(first)] = np.arange(len(first))
+    place = np.random.default_rng(np.random.SeedSequence([_STREAM, seed])).permutation(len(first))
+    at = place[by_appearance[inverse]]
+    return at, np.bincount(at, minlength=len(first))
+
+
+def named_split(name: str, group: ArrayLike) -> tuple[Ints, Ints]:
+    """(train rows, test rows) of split "0", "1" or "2": whole groups, in random order, until TEST_SHARE of the rows is in test.
+
+    Raises ValueError on another name, or when there are fewer than two groups.
+    """
+    if name not in SPLITS:
+        raise ValueError(f"split {name!r} is not one of {', '.join(SPLITS)}")
+    groups = np.asarray(group, dtype=np.int64)
+    at, sizes = _shuffled_groups(groups, int(name))
+    if len(sizes) < 2:
+        raise ValueError(f"{len(groups)} rows in {len(sizes)} group(s) cannot be split: at least 2 groups")
+    before = np.concatenate(([0], np.cumsum(sizes)[:-1]))
+    in_test = before < TEST_SHARE * len(groups)
+    in_test[-1] = False
+    test = in_test[at]
+    train_rows, test_rows = np.flatnonzero(~test), np.flatnonzero(test)
+    refuse_overlap(groups, train_rows, test_rows)
+    return train_rows, test_rows
+
+
+def grouped_folds(group: ArrayLike, num_folds: int, seed: int = 0) -> Ints:
+    """Fold (N,) of each row, 0 .. num_folds - 1: a group is in one fold, and folds are about equal in rows.
+
+    Groups go, in random order, to the fold with the fewest rows. Raises ValueError unless 2 <= num_folds <= number of groups.
+    """
+    groups = np.asarray(group, dtype=np.int64)
+    at, sizes = _shuffled_groups(groups, seed)
+    if not 2 <= num_folds <= len(sizes):
+        raise ValueError(f"num_folds={num_folds}: at least 2 and at most the number of groups, {len(sizes)}")
+    load = [0] * num_folds
+    fold_of = np.empty(len(sizes), dtype=np.int64)
+    for place, size in enumerate(sizes.tolist()):
+        fold = load.index(min(load))
+        fold_of[place] = fold
+        load[fold] += size
+    return fold_of[at]
+
+
+def overlaps(group: ArrayLike, train: ArrayLike, test: ArrayLike) -> Ints:
+    """The group ids that have rows on both sides, sorted."""
+    groups = np.asarray(group, dtype=np.int64)
+    return np.intersect1d(groups[np.asarray(train, dtype=np.int64)], groups[np.asarray(test, dtype=np.int64)])
+
+
+def refuse_overlap(group: ArrayLike, train: ArrayLike, test: ArrayLike) -> None:
+    """Raise ValueError, naming them, if any group is on both sides."""
+    shared = overlaps(group, train, test)
+    if shared.size:
+        raise ValueError(f"{shared.size} group(s) are in training and in test, the first: {shared[:5].tolist()}")
+
+
+def out_of_fold(
+    make_predictor: Callable[[], LengthPredictor],
+    prompts: Sequence[str] | None,
+    prompt_len: NDArray[Any],
+    lengths: NDArray[Any],
+    censored: NDArray[Any] | None,
+    group: ArrayLike | None,
+    *,
+    num_folds: int = 5,
+    seed: int = 0,
+    progress: Callable[[int, int], None] | None = None,
+) -> tuple[Predictions, Ints]:
+    """A prediction for each of N rows by a predictor that was fitted without its group, and the fold (N,) of each row.
+
+    make_predictor: a new unfitted predictor each call. progress: called with (folds done, folds). Raises ValueError from
+    `fit`, and when no two groups are there.
+    """
+    n = len(prompt_len)
+    groups = rows_as_groups(group, n)
+    cut = np.zeros(n, dtype=bool) if censored is None else np.asarray(censored, dtype=bool)
+    fold = grouped_folds(groups, num_folds, seed)
+    parts: list[Predictions] = []
+    places: list[Ints] = []
+    for k in range(num_folds):
+        train, test = np.flatnonzero(fold != k), np.flatnonzero(fold == k)
+        refuse_overlap(groups, train, test)
+        predictor = make_predictor()
+        predictor.fit(
+            None if prompts is None else [prompts[i] for i in train.tolist()],
+            prompt_len[train], lengths[train], cut[train], group=groups[train],
+        )  # fmt: skip
+        parts.append(
+            predictor.predict_columns(None if prompts is None else [prompts[i] for i in test.tolist()], prompt_len[test])
+        )
+        places.append(test)
+        log.info("out-of-fold %s: fold %d of %d, %d training rows", predictor.name, k + 1, num_folds, len(train))
+        if progress is not None:
+            progress(k + 1, num_folds)
+    back = np.argsort(np.concatenate(places), kind="stable")
+    return Predictions.concatenate(parts).take(back), fold
