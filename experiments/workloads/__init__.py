@@ -1,0 +1,1 @@
+"""Workload loaders: each module's `load` returns a Dataset, and `_target_` in conf/workload names it."""

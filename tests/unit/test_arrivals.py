@@ -1,0 +1,180 @@
+"""Arrival processes: rates, spreads, pairing across loads, and the cases where tools disagree about a word."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hydra.utils import instantiate
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from omegaconf import OmegaConf
+
+from lengthwise.experiments.arrivals.burst import Burst
+from lengthwise.experiments.arrivals.deterministic import Deterministic
+from lengthwise.experiments.arrivals.gamma import Gamma
+from lengthwise.experiments.arrivals.poisson import Poisson
+from lengthwise.experiments.arrivals.replay import Replay
+from lengthwise.experiments.arrivals.staged import Staged
+from lengthwise.experiments.arrivals.summary import describe_arrivals
+from lengthwise.experiments.dataset import Dataset
+from lengthwise.experiments.draw import Arrivals, draw, stream
+from lengthwise.experiments.workloads import table
+
+CONF = Path(importlib.util.find_spec("lengthwise").origin).parent / "conf" / "arrivals"  # type: ignore[union-attr, arg-type]
+ALL: list[Any] = [
+    Poisson(), Poisson(normalised=True), Gamma(cv=3.0), Gamma(cv=0.5), Gamma(cv=3.0, normalised=True), Deterministic(),
+    Burst(), Burst(size=7), Staged([{"rate": 1, "duration": 10}, {"rate": 0, "duration": 5}, {"rate": 4, "duration": 20}]),
+]  # fmt: skip
+SCALED = [a for a in ALL if not isinstance(a, Staged)]
+
+
+def trace(*times: float) -> Dataset:
+    n = len(times)
+    return Dataset("trace", np.arange(1, n + 1), np.arange(1, n + 1), "t", "s", "l", arrival=np.array(times, dtype=float))
+
+
+@pytest.mark.parametrize("arrivals", ALL, ids=lambda a: str(a)[:48])
+@settings(max_examples=25, deadline=None)
+@given(n=st.integers(1, 500), rate=st.floats(0.01, 100), seed=st.integers(0, 2**32))
+def test_times_are_sorted_from_zero_and_repeat(arrivals: Arrivals, n: int, rate: float, seed: int) -> None:
+    times = arrivals.times(n, rate, stream(seed, "arrivals"))
+    assert times.shape == (n,) and times.dtype == np.float64
+    assert np.all(np.isfinite(times)) and times[0] >= 0 and np.all(np.diff(times) >= 0)
+    assert times.tobytes() == arrivals.times(n, rate, stream(seed, "arrivals")).tobytes()
+
+
+@pytest.mark.parametrize("arrivals", SCALED, ids=str)
+def test_another_rate_is_the_same_pattern_scaled(arrivals: Arrivals) -> None:
+    one, four = (arrivals.times(500, rate, stream(3, "arrivals")) for rate in (1.0, 4.0))
+    assert four * 4 == pytest.approx(one, rel=1e-14)
+
+
+@pytest.mark.parametrize("arrivals, cv", [(Poisson(), 1.0), (Gamma(cv=3.0), 3.0), (Gamma(cv=0.5), 0.5), (Deterministic(), 0.0)])
+def test_rate_and_cv_are_what_was_asked(arrivals: Arrivals, cv: float) -> None:
+    got = describe_arrivals(arrivals.times(200_000, 5.0, stream(0, "arrivals")))
+    assert got["rate"] == pytest.approx(5.0, rel=0.03)
+    assert got["gap_cv"] == pytest.approx(cv, rel=0.05, abs=1e-9)
+    assert arrivals.describe()["cv"] == pytest.approx(cv)
+
+
+def test_a4_stages_keep_their_own_rates() -> None:
+    stages = Staged([{"rate": 5.0, "duration": 60.0}, {"rate": 10.0, "duration": 60.0}])
+    for seed in range(5):
+        times = stages.times(1200, None, stream(seed, "arrivals"))
+        assert 231 <= (times < 60).sum() <= 369
+        assert 502 <= ((times >= 60) & (times < 120)).sum() <= 698
+        assert times[-1] > 120  # the first stage has returned
+    doubled = stages.times(2400, 15.0, stream(0, "arrivals"))  # the mean rate over a round was 7.5
+    assert 500 <= (doubled < 60).sum() <= 700 and 1061 <= ((doubled >= 60) & (doubled < 120)).sum() <= 1339
+
+
+def test_a4_a_stage_of_rate_zero_is_silent() -> None:
+    times = Staged([{"rate": 2.0, "duration": 10.0}, {"rate": 0.0, "duration": 5.0}]).times(2000, None, stream(1, "arrivals"))
+    assert np.all(times % 15 <= 10 + 1e-9)
+
+
+def test_a5_normalised_is_exact_and_named() -> None:
+    for process in (Poisson(normalised=True), Gamma(cv=3.0, normalised=True)):
+        times = process.times(3000, 5.0, stream(0, "arrivals"))
+        assert len(times) == 3000 and times[-1] <= 600.0
+        assert process.describe()["process"].endswith(", normalised")
+    assert Poisson().describe()["process"] == "poisson"
+    plain = [Poisson().times(3000, 5.0, stream(seed, "arrivals"))[-1] for seed in range(20)]
+    assert min(plain) < 600 < max(plain)
+
+
+def test_a6_speedup_is_named_by_its_effect() -> None:
+    workload = draw(trace(0, 10, 20), Replay(speedup=2.0), None, None, 0)
+    assert workload.arrival.tolist() == [0.0, 5.0, 10.0]
+    plain = draw(trace(0, 10, 20), Replay(), None, None, 0)
+    assert workload.notes["arrivals"]["rate"] == 2 * plain.notes["arrivals"]["rate"] == 0.2
+    assert workload.notes["arrivals"]["speedup"] == 2.0
+
+
+def test_a6_a_replay_is_rescaled_only_when_told() -> None:
+    with pytest.raises(ValueError, match="rescale=true"):
+        draw(trace(0, 10, 20), Replay(), None, 1.0, 0)
+    workload = draw(trace(0, 10, 40), Replay(rescale=True), None, 1.0, 0)
+    assert workload.arrival.tolist() == [0.0, 0.5, 2.0]
+    assert workload.notes["arrivals"]["rate"] == 1.0
+    with pytest.raises(ValueError, match=r"speedup 2\.0"):
+        Replay(speedup=2.0, rescale=True)
+    with pytest.raises(ValueError, match="no rate to rescale"):
+        draw(trace(0, 0, 0), Replay(rescale=True), None, 1.0, 0)
+
+
+def test_replay_keeps_file_order_and_needs_times() -> None:
+    workload = draw(trace(0, 0, 1, 4), Replay(), 3, None, 9)
+    assert workload.rows.tolist() == [0, 1, 2] and workload.arrival.tolist() == [0.0, 0.0, 1.0]
+    with pytest.raises(ValueError, match="no arrival times"):
+        draw(Dataset("d", np.array([1]), np.array([1]), "t", "s", "l"), Replay(), 1, None, 0)
+
+
+def test_a8_burstiness_is_the_inverse_of_cv_squared() -> None:
+    assert Gamma(burstiness=1 / 9).describe()["cv"] == pytest.approx(3.0)
+    assert Gamma(cv=3.0).describe()["burstiness"] == pytest.approx(0.111, abs=5e-4)
+    a, b = (g.times(100, 1.0, stream(0, "arrivals")) for g in (Gamma(cv=2.0), Gamma(burstiness=0.25)))
+    assert np.array_equal(a, b)
+    for wrong in ({"burstiness": 0.0}, {"burstiness": -1.0}, {"cv": 0.0}, {"cv": float("nan")}, {}, {"cv": 1, "burstiness": 1}):
+        with pytest.raises(ValueError, match=r"burstiness|cv"):
+            Gamma(**wrong)
+
+
+@pytest.mark.data
+def test_a8_the_code_trace_is_no_poisson() -> None:
+    name = "azure_llm_2023_code.csv.gz"
+    folder = os.environ.get("LENGTHWISE_DATA")
+    if not folder or not (Path(folder) / name).is_file():
+        pytest.skip(f"needs {name} under LENGTHWISE_DATA")
+    data = table.load(
+        name, prompt_len="ContextTokens", output_len="GeneratedTokens", unit="tokens", arrival="TIMESTAMP", time_unit="datetime"
+    )
+    got = draw(data, Replay(), None, None, 0).notes["arrivals"]
+    assert got["n"] == 8819
+    assert got["rate"] == pytest.approx(2.57, abs=0.005)
+    assert got["gap_cv"] == pytest.approx(13.15, abs=0.05)
+    assert got["longest_gap"] == pytest.approx(217.2, abs=0.1)
+
+
+def test_summary_of_little() -> None:
+    assert describe_arrivals(np.array([3.0])) == {
+        "n": 1, "span": 0.0, "rate": None, "gap_cv": None, "longest_gap": None, "num_ties": 0,
+    }  # fmt: skip
+    assert describe_arrivals(np.zeros(3))["rate"] is None
+    got = describe_arrivals(np.array([0.0, 1.0, 1.0, 4.0]))
+    assert (got["rate"], got["longest_gap"], got["num_ties"], got["span"]) == (0.75, 3.0, 1, 4.0)
+
+
+@pytest.mark.parametrize("arrivals", [Poisson(), Gamma(cv=1.0), Deterministic(), Burst(size=2)], ids=str)
+@pytest.mark.parametrize("rate", [None, 0.0, -1.0, float("nan"), float("inf")])
+def test_a_rate_is_checked(arrivals: Arrivals, rate: float | None) -> None:
+    with pytest.raises(ValueError, match="arrival rate"):
+        arrivals.times(3, rate, stream(0, "arrivals"))
+
+
+def test_bursts() -> None:
+    assert Burst().times(3, None, stream(0, "arrivals")).tolist() == [0, 0, 0]
+    assert Burst(size=2).times(5, 1.0, stream(0, "arrivals")).tolist() == [0, 0, 2, 2, 4]
+    with pytest.raises(ValueError, match="burst size 0"):
+        Burst(size=0)
+
+
+@pytest.mark.parametrize(
+    "stages", [[], [{"rate": 1}], [{"rate": 0, "duration": 1}], [{"rate": 1, "duration": 0}], [{"rate": -1, "duration": 1}]]
+)
+def test_stages_are_checked(stages: Any) -> None:
+    with pytest.raises(ValueError, match=r"stage"):
+        Staged(stages)
+
+
+@pytest.mark.parametrize("node", sorted(path.stem for path in CONF.glob("*.yaml")))
+def test_every_node_makes_arrivals_that_describe_themselves(node: str) -> None:
+    made = instantiate(OmegaConf.load(CONF / f"{node}.yaml"))
+    assert type(made).__module__ == f"lengthwise.experiments.arrivals.{node}"
+    workload = draw(trace(*range(50)), made, 40, None if node == "replay" else 2.0, 0)
+    assert len(workload) == 40 and workload.notes["arrivals"]["process"].split(",")[0].split()[0] == node.split("_")[0]
