@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Protocol
 
@@ -25,11 +26,11 @@ from lengthwise.sched import SLO, KVCache, Policy, Scheduler, serve
 from .dataset import Dataset, Workload
 from .draw import draw, stream
 from .recorder import Recorder
-from .run import Run
+from .run import Run, build
 from .source import WorkloadSource
+from .windows import window
 
 Config = Mapping[str, Any]
-NUM_FOLDS = 5
 
 
 class Prepared(Protocol):
@@ -45,40 +46,39 @@ def run_cell(cfg: Config, prepared: Prepared) -> Run:
     Raises ValueError on a config that cannot be run, before anything is simulated.
     """
     dataset, hardware, policy = load_dataset(cfg), load_hardware(cfg), load_policy(cfg)
-    load, rate = cfg.get("load"), cfg.get("rate")
-    if rate is None:
+    load, rate = cfg["load"], cfg["rate"]
+    if rate is None and load is not None:
         rate = load * prepared.saturation_rate(cfg)
     workload = draw(dataset, make(cfg["arrivals"]), cfg["num_requests"], rate, cfg["seed"])
-    predictions, ready, fold, info = predict(cfg, workload, prepared)
+    predicted = predict(cfg, workload, prepared)
     needs = policy.needs & {"prediction", "distribution"}
-    if needs and predictions is None:
+    if needs and predicted.columns is None:
         raise ValueError(f"policy {name(cfg, 'policy')} needs a {'/'.join(sorted(needs))}; predictor is none")
-    slo = SLO(**{k: v for k, v in cfg["slo"].items() if k in ("ttft", "tpot", "e2e")})
-    recorder = Recorder(
-        workload,
-        predictions=predictions,
-        ready=ready,
-        fold=fold,
-        slo=slo,
-        hardware=hardware,
-        token_budget=cfg["limits"]["token_budget"],
-        load=load,
-        rate=rate,
-    )
-    clock = SimulatedClock()
-    kv = load_kv(cfg, hardware)
-    executor = instantiate(cfg["executor"])(clock=clock, cost=hardware.cost, output_lens=workload.output_len.tolist())
+    over = window(workload.arrival, load=load, rate=rate, **cfg.get("window") or {})
+    clock, recorder, kv = SimulatedClock(), Recorder(window=(over.begin, over.end)), load_kv(cfg, hardware)
+    executor = make(cfg["executor"])(clock=clock, cost=hardware.cost, output_lens=workload.output_len.tolist())
     scheduler = load_scheduler(cfg, policy, kv)
-    source = WorkloadSource(workload, predictions, ready, gate=bool(needs))
+    source = WorkloadSource(workload, predicted.columns, predicted.ready, gate=bool(needs))
     start = time.process_time()
     serve(source, scheduler, executor, clock, recorder)
     cpu = time.process_time() - start
-    return recorder.run(
-        scheduler,
-        cell=cell_names(cfg, load, rate),
-        provenance=provenance(cfg, dataset, workload, hardware, info),
-        volatile={"simulate_cpu": cpu, "predictor_ms_per_request": info.get("ms_per_request")},
+    run = build(
+        recorder,
+        workload,
+        predictions=predicted.columns,
+        eligible=predicted.ready if needs else None,
+        fold=predicted.fold,
+        slo=SLO(**cfg["slo"]),
+        window=over,
+        cost=hardware.cost,
+        token_budget=cfg["limits"]["token_budget"],
+        cell=cell_names(cfg, rate),
+        provenance={**provenance(cfg, dataset, workload, hardware), "predictor": predicted.info},
+        volatile={"simulate_cpu": cpu, "predictor_ms_per_request": predicted.info.get("ms_per_request")},
     )
+    run.summary["volatile"]["overhead_us_per_step"] = cpu / max(int(run.steps["num_steps"].sum()), 1) * 1e6
+    run.summary["provenance"]["marks"] = [*predicted.info.get("marks", []), *range_marks(run, hardware)]
+    return run
 
 
 # --- objects from config ----------------------------------------------------------------------------------------------
@@ -163,24 +163,29 @@ def is_learned(cfg: Config) -> bool:
     return target is not None and not hasattr(target, "from_truth")
 
 
-def predict(
-    cfg: Config, workload: Workload, prepared: Prepared
-) -> tuple[Predictions | None, NDArray[np.float64] | None, NDArray[np.int64] | None, dict[str, Any]]:
-    """(predictions, when each is ready (s), fold of each request, info) for the requests of `workload`."""
-    target = predictor_target(cfg)
-    if target is None:
-        return None, None, None, {}
+@dataclass(frozen=True)
+class Predicted:
+    """Predictions for the N requests of a workload: columns, when each is there (s), the fold that made it, and how."""
+
+    columns: Predictions | None = None
+    ready: NDArray[np.float64] | None = None
+    fold: NDArray[np.int64] | None = None
+    info: Mapping[str, Any] = field(default_factory=dict)
+
+
+def predict(cfg: Config, workload: Workload, prepared: Prepared) -> Predicted:
+    """What the cell's predictor says about `workload`. An oracle is handed the truth, and takes no time."""
+    if predictor_target(cfg) is None:
+        return Predicted()
     if not is_learned(cfg):
-        oracle = make(cfg["predictor"])
-        predictions = oracle.from_truth(workload.output_len, stream(cfg["seed"], "predictor"))
-        return predictions, None, None, {"oracle": True}
+        columns = make(cfg["predictor"]).from_truth(workload.output_len, stream(cfg["seed"], "predictor"))
+        return Predicted(columns, info={"oracle": True})
     made = prepared.predictions(cfg)
     if made is None:
         raise ValueError(f"predictor {name(cfg, 'predictor')} has no prepared predictions")
     by_row, fold, info = made
-    latency = info.get("latency")
-    ready = LatencyModel(**latency).ready_times(workload.arrival) if latency else None
-    return by_row.take(workload.rows), ready, fold[workload.rows], info
+    ready = LatencyModel.from_dict(info["latency"]).ready_times(workload.arrival) if info.get("latency") else None
+    return Predicted(by_row.take(workload.rows), ready, fold[workload.rows], info)
 
 
 # --- names and provenance ---------------------------------------------------------------------------------------------
@@ -197,27 +202,39 @@ def name(cfg: Config, group: str) -> str:
     return (str(node.get("_target_", "none")).rsplit(".", 1)[-1] if isinstance(node, Mapping) else type(node).__name__).lower()
 
 
-def cell_names(cfg: Config, load: float | None, rate: float) -> dict[str, Any]:
-    groups = ("system", "policy", "predictor", "workload", "arrivals", "limits", "batching", "kv", "preemption", "hardware")
-    names: dict[str, Any] = {group: name(cfg, group) for group in groups if group in cfg or group == "predictor"}
-    names.update(load=load, rate=rate, seed=cfg["seed"], num_requests=cfg["num_requests"])
-    for key in ("setting", "arm"):
-        if (cfg.get("choices") or {}).get(key):
-            names[key] = cfg["choices"][key]
-    return names
+def cell_names(cfg: Config, rate: float | None) -> dict[str, Any]:
+    """What a reader tells cells apart by: node names and numbers."""
+    groups = ("policy", "predictor", "workload", "arrivals", "limits", "batching", "kv", "preemption", "hardware", "slo")
+    names: dict[str, Any] = {group: name(cfg, group) for group in groups}
+    chosen = cfg.get("choices") or {}
+    names.update({group: chosen[group] for group in ("system", "setting") if chosen.get(group)})
+    return {**names, "load": cfg["load"], "rate": rate, "seed": cfg["seed"], "num_requests": cfg["num_requests"]}
 
 
-def provenance(
-    cfg: Config, dataset: Dataset, workload: Workload, hardware: Hardware, info: Mapping[str, Any]
-) -> dict[str, Any]:
+def provenance(cfg: Config, dataset: Dataset, workload: Workload, hardware: Hardware) -> dict[str, Any]:
+    """What the numbers rest on."""
+    censored = dataset.censored
     return {
         "version": lengthwise.__version__,
         "hardware": {"name": hardware.name, "model": hardware.model, **hardware.provenance},
         "workload": {
             "name": dataset.name, "unit": dataset.unit, "source": dataset.source, "licence": dataset.licence,
-            "num_rows": len(dataset), "dropped": dict(dataset.dropped), **dict(dataset.notes), **dict(workload.notes),
+            "num_rows": len(dataset), "dropped": dict(dataset.dropped), "max_new_tokens": dataset.max_new_tokens,
+            "num_censored": 0 if censored is None else int(censored[workload.rows].sum()),
+            **dict(dataset.notes), **dict(workload.notes),
         },
-        "predictor": {k: v for k, v in info.items() if k not in ("ms_per_request",)},
         "kv_pool_tokens": cfg["limits"].get("kv_pool_tokens") or hardware.kv_pool_tokens(),
         "seed": cfg["seed"],
     }  # fmt: skip
+
+
+def range_marks(run: Run, hardware: Hardware) -> list[str]:
+    """A mark when plans left the range that the cost model was fitted on, with the share of the time spent there."""
+    steps = run.steps
+    rows = (steps["num_decode"] + steps["num_padding"]).to_numpy()
+    inside = hardware.cost.in_range(rows, steps["context_tokens"].to_numpy(), steps["prefill_tokens"].to_numpy())
+    seconds = (steps["end"] - steps["start"]).to_numpy()
+    outside = float(seconds[~np.asarray(inside)].sum() / max(seconds.sum(), 1e-300))
+    if outside == 0.0:
+        return []
+    return [f"{outside:.1%} of the busy time outside the fitted range {dict(hardware.cost.fitted_range)} of {hardware.name}"]

@@ -74,5 +74,3 @@ def measure_saturation(cfg: Config) -> dict[str, Any]:
         "num_preemptions": scheduler.num_preemptions,
         "policy": "fcfs + chunked + paged",
     }
-
-

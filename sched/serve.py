@@ -7,6 +7,9 @@ from .ports import Clock, EventKind, Executor, Observer, Source
 from .scheduler import Scheduler
 
 
+ENDS = {EventKind.ABORT: "aborted", EventKind.TIMEOUT: "timeout"}
+
+
 class Stalled(RuntimeError):
     """Work waits, no plan can be made, and no future event is declared."""
 
@@ -57,9 +60,9 @@ def take_events(source: Source, scheduler: Scheduler, observer: Observer, now: f
                 source.on_finish(request, now)
         elif kind == EventKind.PREDICTION_READY:
             scheduler.prediction_ready(request)
-        elif kind in (EventKind.ABORT, EventKind.TIMEOUT):
+        elif kind in ENDS:
             if scheduler.abort(request):
-                observer.ended(request, scheduler.generated(request), kind.name.lower(), now)
+                observer.ended(request, scheduler.generated(request), ENDS[kind], now)
                 source.on_finish(request, now)
         else:
             raise ValueError(f"event {kind.name} of request {request.rid} has no handler in this engine")
