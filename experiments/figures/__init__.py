@@ -1,0 +1,1 @@
+"""Figures: each module is one `draw(frame, ax) -> DataFrame`, pure, returning the table it plotted."""

@@ -1,0 +1,185 @@
+"""The comparison as a page of text: one block per setting and load, one row per schedule, the same strings on a terminal, in a
+log and in Markdown."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pandas as pd
+
+from .comparison import SERIES, mark_kind, merge_marks
+
+Line = list[tuple[str, str]]  # (text, rich style)
+Row = list[list[str]]  # groups of cells
+
+SCALE = {"e2e": 1.0, "ttft": 1.0, "tpot": 1e3, "normalised_latency": 1e3}
+PARTS = ("mean", "p50", "p99")
+GROUPS = (
+    ("", ("policy", "predictor")),
+    ("E2E (s)", ("mean", "P50", "P99")),
+    ("E2E vs FCFS (s)", ("",)),
+    ("gap closed", ("",)),
+    ("TTFT (s)", ("mean", "P50", "P99")),
+    ("TPOT (ms)", ("mean", "P50", "P99")),
+    ("E2E / token (ms)", ("mean", "P50", "P99")),
+    ("goodput", ("req/s",)),
+    ("SLO", ("met",)),
+    ("max wait", ("(s)",)),
+)
+WIDTH = 160
+ENOUGH = 2000  # requests that a P99 wants: 20 beyond it
+LEGEND = (
+    "E2E vs FCFS: paired difference of mean E2E over common seeds, 95 % interval over seeds; below 0 is faster than FCFS.",
+    "gap closed: (FCFS - this) / (FCFS - the same policy with the oracle) of mean E2E, jackknife 95 % over seeds; "
+    "n/a: no gap at 95 %.",
+    "P50 and P99 are of the pooled requests of all seeds (linear interpolation); ~ marks a P99 of fewer than 2,000 requests.",
+    "SLO met: of finished, failed, timed out and rejected requests and of cut-off ones that have already missed; seeds pooled.",
+    "* reads the true output lengths: a bound, not a method.",
+)
+
+
+def page(frame: pd.DataFrame) -> list[Line]:
+    """The blocks as lines of (text, style), at most WIDTH wide where names are not very long."""
+    blocks = [
+        (title, [render(row, note) for row, note in rows], styles, notes) for title, rows, styles, notes in _blocks(frame)
+    ]
+    widths = _widths([row for _, rows, _, _ in blocks for row in rows])
+    top, names = _header(widths)
+    lines: list[Line] = []
+    for title, rows, styles, notes in blocks:
+        lines += [[("", "")], *([(text, "bold cyan")] for text in wrap(title)), [(top, "dim")], [(names, "dim")]]
+        lines += [[(_line(row, widths), style)] for row, style in zip(rows, styles, strict=True)]
+        lines += [[(text, "red")] for note in notes for text in wrap("  " + note)]
+    return [*lines, [("", "")], *([(text, "dim")] for entry in LEGEND for text in wrap(entry))]
+
+
+def wrap(text: str) -> list[str]:
+    """Lines of at most WIDTH, the second and later ones indented."""
+    return textwrap.wrap(text, WIDTH, subsequent_indent="    ", drop_whitespace=True, replace_whitespace=False)
+
+
+def markdown(frame: pd.DataFrame) -> str:
+    """The blocks as Markdown tables; mean, P50 and P99 share a column."""
+    heads = [" ".join(part for part in (top, " / ".join(names)) if part.strip()) for top, names in GROUPS[1:]]
+    heads = ["schedule", *(head.replace(" (s) (s)", " (s)").strip() for head in heads)]
+    parts = []
+    for title, rows, _, notes in _blocks(frame):
+        lines = [f"**{title}**", "", "| " + " | ".join(heads) + " |", "| :-- |" + " --: |" * (len(heads) - 1)]
+        for row, note in rows:
+            cells = render(row, note)
+            lines.append("| " + " | ".join([" ".join(cells[0]).strip(), *(" / ".join(group) for group in cells[1:])]) + " |")
+        parts.append("\n".join([*lines, *(f"\n{note}" for note in notes)]))
+    return "\n\n".join([*parts, "\n".join(f"- {text.replace('* reads', '`*` reads')}" for text in LEGEND)]) + "\n"
+
+
+def number(value: float) -> str:
+    """Three significant digits in at most six characters; - where there is none."""
+    if value is None or math.isnan(value):
+        return "-"
+    value = float(f"{value:.3g}") if abs(value) < 999.5 else value
+    if abs(value) >= 99_950:
+        return f"{value / 1e3:.0f}k"
+    if value == 0 or abs(value) < 5e-4:
+        return "0"
+    digits = max(0, 2 - math.floor(math.log10(abs(value)))) if abs(value) >= 1 else 3 - (abs(value) >= 0.1)
+    return f"{value:.{min(digits, 3)}f}"
+
+
+def render(row: Any, note: str = "") -> Row:
+    """The cells of one row of `compare`, by group."""
+    few = "~" if row["num_counted"] < ENOUGH else ""
+    name = f"{row['predictor']}{'*' if row['is_oracle'] else ''} {row['variant']}".strip() + note
+    series = {}
+    for key in SERIES:
+        cells = [(">" if row.get(f"{key}_{part}_open") else "") + number(row[f"{key}_{part}"] * SCALE[key]) for part in PARTS]
+        series[key] = [*cells[:2], cells[2] + few if cells[2] != "-" else "-"]
+    difference = interval(row["difference"], row["difference_low"], row["difference_high"], number)
+    gap = (
+        row["gap_note"]
+        or ("oracle" if row["predictor"] == "oracle" and row["is_oracle"] else "")
+        or interval(row["gap_closed"], row["gap_closed_low"], row["gap_closed_high"], lambda share: f"{100 * share:.0f}")
+    )
+    met = "-" if math.isnan(row["attainment"]) else f"{100 * row['attainment']:.1f}%"
+    return [
+        [str(row["policy"]), name], series["e2e"], [difference], [gap], series["ttft"], series["tpot"],
+        series["normalised_latency"], [number(row["goodput_rps"])], [met],
+        [(">" if row["max_wait_open"] else "") + number(row["max_wait"])],
+    ]  # fmt: skip
+
+
+def interval(value: float, low: float, high: float, show: Any) -> str:
+    if math.isnan(value):
+        return ""
+    unit = "%" if show is not number else ""
+    if math.isnan(low) or math.isnan(high):
+        return f"{show(value)}{unit} [one seed]"
+    return f"{show(value)}{unit} [{show(low)}, {show(high)}]"
+
+
+def _blocks(frame: pd.DataFrame) -> Iterator[tuple[str, list[tuple[Any, str]], list[str], list[str]]]:
+    """(title, [(row, footnote mark)], styles, notes) of each setting x load."""
+    for (setting, load), block in frame.groupby(["setting_name", "load"], sort=False, dropna=False):
+        split = [[mark for mark in marks.split("; ") if mark] for marks in block["marks"]]
+        shared = set.intersection(*({mark_kind(mark) for mark in marks} for marks in split))
+        common = merge_marks(mark for marks in split for mark in marks if mark_kind(mark) in shared)
+        plain = [row for _, row in block.iterrows() if not row["is_oracle"] and not math.isnan(row["e2e_mean"])]
+        best = min((row["e2e_mean"] for row in plain), default=math.nan)
+        rows: list[tuple[Any, str]] = []
+        styles: list[str] = []
+        notes: list[str] = []
+        for _, row in block.iterrows():
+            own = [mark for mark in row["marks"].split("; ") if mark and mark_kind(mark) not in shared]
+            if row["absent"]:
+                own.insert(0, f"{row['num_seeds']} of {row['num_cells']} seeds (seed {row['absent']})")
+            if row["num_unfinished"]:
+                own.append(f"{row['num_unfinished']} of {row['num_counted']} requests unfinished: no mean, > is a lower bound")
+            if row["num_rejected"]:
+                own.append(f"{row['num_rejected']} of {row['num_counted']} requests rejected at the door")
+            rows.append((row, f" [{len(notes) + 1}]" if own else ""))
+            if own:
+                notes.append(f"[{len(notes) + 1}] {row['policy']} {row['predictor']}: {'; '.join(own)}")
+            styles.append(
+                "red" if not row["num_seeds"] else "dim" if row["is_oracle"] else "bold" if row["e2e_mean"] == best else ""
+            )
+        yield title(str(setting), load, block, common), rows, styles, notes
+
+
+def title(setting: str, load: Any, block: pd.DataFrame, marks: Sequence[str] = ()) -> str:
+    seeds, a_cell = int(block["num_seeds"].max()), int(block["num_requests"].max())
+    counted = int(block["num_counted"].max() / max(seeds, 1))
+    parts = [
+        setting,
+        f"load {load:g}" if load == load and load is not None else "",
+        f"{number(block['rate'].mean())} requests/s",
+    ]
+    parts.append(
+        f"{seeds} seed{'s' * (seeds != 1)} x {a_cell:,} requests"
+        + (f", {counted:,} of them counted" if counted < a_cell else "")
+    )
+    if load is not None and load >= 1:
+        parts.append(f"OVERLOAD: results depend on the horizon, {block['horizon'].mean():.0f} s (N / rate)")
+    return "  |  ".join(part for part in (*parts, *(mark for mark in marks if not mark.startswith("overload"))) if part)
+
+
+def _widths(rows: Sequence[Row]) -> list[list[int]]:
+    return [
+        [max([len(name), *(len(row[g][k]) for row in rows)]) for k, name in enumerate(names)]
+        for g, (_, names) in enumerate(GROUPS)
+    ]
+
+
+def _header(widths: list[list[int]]) -> tuple[str, str]:
+    for (top, _), group in zip(GROUPS, widths, strict=True):
+        group[-1] += max(0, len(top) - (sum(group) + len(group) - 1))
+    tops = [top.center(sum(group) + len(group) - 1) for (top, _), group in zip(GROUPS, widths, strict=True)]
+    return "  ".join(tops).rstrip(), _line([list(names) for _, names in GROUPS], widths)
+
+
+def _line(row: Row, widths: list[list[int]]) -> str:
+    groups = []
+    for g, (cells, group) in enumerate(zip(row, widths, strict=True)):
+        groups.append(" ".join(text.ljust(w) if g == 0 else text.rjust(w) for text, w in zip(cells, group, strict=True)))
+    return "  ".join(groups).rstrip()

@@ -1,0 +1,230 @@
+"""The comparison and what a finished study shows, on invented studies."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from lengthwise.experiments.comparison import compare, merge_marks, paired
+from lengthwise.experiments.figures.contract import canned_study
+from lengthwise.experiments.load_runs import load_requests, load_runs, read_cells
+from lengthwise.experiments.report import finish
+from lengthwise.experiments.table import WIDTH, markdown, number, page
+
+SMALL = {"loads": (0.9, 1.2), "num_requests": 40}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whole") / "study"
+    return folder, canned_study(folder, **SMALL)
+
+
+@pytest.fixture
+def study(whole, tmp_path):
+    """A private copy of a small study: its folder and manifest rows."""
+    folder, rows = whole
+    return shutil.copytree(folder, tmp_path / "study"), [dict(row) for row in rows]
+
+
+def text_of(lines):
+    return "\n".join("".join(text for text, _ in line) for line in lines)
+
+
+def edit(folder, change):
+    summary = json.loads((folder / "summary.json").read_text())
+    change(summary)
+    (folder / "summary.json").write_text(json.dumps(summary))
+
+
+def test_percentiles_are_of_the_pooled_requests(study):
+    """Case N6: two shards, 99 x 1 s + 1 x 100 s and 100 x 1 s; the P99 of the 200 is 1 s, the mean of the P99s is not."""
+    folder, _ = study
+    cells = [cell for cell in read_cells(folder) if cell.fields["policy"] == "fcfs" and cell.fields["load"] == 0.9]
+    cells = [cell for cell in cells if cell.fields["arrivals"] == "poisson"][:2]
+    for k, cell in enumerate(cells):
+        requests = pd.read_parquet(cell.folder / "requests.parquet").iloc[[0] * 100].reset_index(drop=True)
+        latency = np.ones(100)
+        latency[0] = 100.0 if k == 0 else 1.0
+        requests["finish"] = requests["ended"] = requests["arrival"] + latency
+        requests.to_parquet(cell.folder / "requests.parquet", index=False)
+        edit(cell.folder, lambda s: s["metrics"].update(num_counted=100))
+    row = compare(cells).iloc[0]
+    assert row["e2e_p99"] == pytest.approx(1.0)
+    assert row["e2e_mean"] == pytest.approx((199 + 100) / 200)
+
+
+def test_only_requests_in_the_window_count(study):
+    folder, _ = study
+    cell = read_cells(folder)[0]
+    arrival = pd.read_parquet(cell.folder / "requests.parquet")["arrival"].to_numpy()
+    edit(cell.folder, lambda s: s["window"].update(begin=float(arrival[10]), end=float(arrival[30]), whole=False))
+    requests = load_requests([cell.folder])
+    assert requests["counted"].sum() == 20
+    row = compare(read_cells([cell.folder])).iloc[0]
+    assert row["e2e_mean"] == pytest.approx(requests["e2e"][requests["counted"]].mean())
+
+
+def test_unfinished_requests_take_the_mean_away_and_bound_the_tail(study):
+    folder, _ = study
+    cell = read_cells(folder)[0]
+    requests = pd.read_parquet(cell.folder / "requests.parquet")
+    late = requests["arrival"].nsmallest(5).index
+    requests.loc[late, ["finish", "ended"]] = np.nan
+    requests.loc[late, "status"] = "unfinished"
+    requests = pd.concat([requests] * 5, ignore_index=True)
+    requests.to_parquet(cell.folder / "requests.parquet", index=False)
+    end = float(requests["arrival"].max() + 500)
+    edit(cell.folder, lambda s: (s["window"].update(run_end=end), s["metrics"].update(num_unfinished=25)))
+    row = compare(read_cells([cell.folder])).iloc[0]
+    assert np.isnan(row["e2e_mean"]) and row["e2e_p99_open"] and row["e2e_p99"] >= 500
+    text = text_of(page(compare(read_cells([cell.folder]))))
+    assert "unfinished: no mean" in text and ">" in text
+
+
+def test_differences_are_paired_by_seed(study):
+    folder, _ = study
+    runs = load_runs(folder)
+    table = paired(runs)
+    pick = (
+        (table["arrivals"] == "gamma") & (table["load"] == 0.9) & (table["policy"] == "srpt") & (table["predictor"] == "gbdt")
+    )
+    row = table[pick].iloc[0]
+    same = runs[(runs["arrivals"] == "gamma") & (runs["load"] == 0.9)].set_index("seed")
+    own = same[(same["policy"] == "srpt") & (same["predictor"] == "gbdt")]["e2e_mean"]
+    d = (own - same[same["policy"] == "fcfs"]["e2e_mean"]).to_numpy()
+    assert row["difference"] == pytest.approx(d.mean())
+    half = 4.302653 * d.std(ddof=1) / np.sqrt(3)
+    assert (row["difference_low"], row["difference_high"]) == pytest.approx((d.mean() - half, d.mean() + half), rel=1e-5)
+    assert row["difference_seeds"] == 3 and row["ratio_low"] < row["ratio"] < row["ratio_high"] < 1
+
+
+def test_the_gap_is_not_told_where_there_is_none(study):
+    table = compare(read_cells(study[0]))
+    notes = table[table["policy"] != "fcfs"].groupby("arrivals", sort=False)["gap_note"].agg(set)
+    assert notes["poisson"] == {"n/a"} and notes["gamma"] == {""}
+    oracle = table[(table["arrivals"] == "gamma") & (table["predictor"] == "oracle")]
+    assert np.allclose(oracle["gap_closed"], 1.0)
+
+
+def test_a_missing_seed_is_counted_and_not_filled_in(study):
+    """Case N4: 3 seeds of which one failed: n = 2, and the seed is named."""
+    folder, rows = study
+    bad = next(r for r in rows if r["fields"]["policy"] == "srpt" and r["fields"]["seed"] == 1)
+    bad["status"] = "failed"
+    table = compare(read_cells(folder, rows))
+    row = table[(table["policy"] == "srpt")].iloc[0]
+    assert (row["num_seeds"], row["num_cells"], row["absent"], row["difference_seeds"]) == (2, 3, "1: failed", 2)
+    assert "2 of 3 seeds (seed 1: failed)" in text_of(page(table))
+
+
+def test_a_row_without_any_cell_stays_as_a_gap(study):
+    folder, rows = study
+    for row in rows:
+        if row["fields"]["predictor"] == "gbdt" and row["fields"]["load"] == 0.9:
+            shutil.rmtree(folder / row["folder"])
+    table = compare(read_cells(folder))
+    gap = table[(table["predictor"] == "gbdt") & (table["load"] == 0.9)]
+    assert len(gap) == 4 and gap["e2e_mean"].isna().all() and gap["difference"].isna().all()
+    assert len(table) == 36
+
+
+def test_the_manifest_decides_what_belongs(study):
+    folder, rows = study
+    stale = folder / "left-over"
+    shutil.copytree(folder / rows[0]["folder"], stale)
+    assert len(load_runs(folder)) == len(rows)
+    edit(folder / rows[3]["folder"], lambda s: s["provenance"].update(config_hash="of another config"))
+    runs = load_runs(folder)
+    assert runs["status"].tolist().count("stale") == 1 and np.isnan(runs["e2e_mean"].iloc[3])
+    (folder / "cells.jsonl").unlink()
+    assert len(load_runs(folder)) == len(rows) + 1
+
+
+def test_reading_nothing_is_an_error(tmp_path):
+    with pytest.raises(ValueError, match="no such folder"):
+        load_runs(tmp_path / "nowhere")
+    with pytest.raises(ValueError, match="holds no cell"):
+        load_runs(tmp_path)
+    with pytest.raises(ValueError, match="empty list"):
+        load_runs([])
+
+
+def test_variants_of_a_schedule_are_not_pooled(study):
+    folder, rows = study
+    for row in rows:
+        batching = "mixed" if row["fields"]["seed"] == 2 else "chunked"
+        edit(folder / row["folder"], lambda s, b=batching: s["cell"].update(batching=b))
+    table = compare(read_cells(folder))
+    assert len(table) == 72 and set(table["variant"]) == {"chunked", "mixed"}
+    chunked = table[(table["policy"] == "srpt") & (table["variant"] == "chunked")]
+    assert (chunked["difference_seeds"] == 2).all()  # against FCFS with the same batching
+
+
+def test_finish_writes_everything_and_the_same_bytes_twice(study, capsys):
+    folder, rows = study
+    names = ("table.csv", "table.md", "study.json", "quickstart.pdf", "quickstart.png", "quickstart.csv")
+    finish(folder, rows, {"name": "invented", "wandb": "off"})
+    first = {name: (folder / name).read_bytes() for name in names}
+    out = capsys.readouterr().out
+    finish(folder, rows, {"name": "invented", "wandb": "off"})
+    assert {name: (folder / name).read_bytes() for name in names} == first
+    assert "invented: 108 of 108 cells" in out and "hardware: name: invented" in out
+    assert max(map(len, out.splitlines())) <= WIDTH
+    record = json.loads(first["study.json"])
+    assert record["num_complete"] == 108 and len(record["table"]) == 36 and record["seeds"] == [0, 1, 2]
+    assert record["provenance"]["hardware"][0]["validated"] == "made-up numbers"
+    assert str(folder) not in first["study.json"].decode() + first["table.md"].decode()
+
+
+def test_finish_with_failed_cells_says_how_many(study, capsys):
+    folder, rows = study
+    rows[5]["status"] = "failed"
+    shutil.rmtree(folder / rows[8]["folder"])
+    finish(folder, rows, {"name": "invented", "wandb": "off"})
+    out = capsys.readouterr().out
+    assert "invented: 106 of 108 cells" in out and f"failed: {rows[5]['cell']}" in out and f"missing: {rows[8]['cell']}" in out
+    assert json.loads((folder / "study.json").read_text())["num_complete"] == 106
+
+
+def test_finish_refuses_an_unknown_mirror(study):
+    with pytest.raises(ValueError, match="wandb='on'"):
+        finish(study[0], study[1], {"wandb": "on"})
+
+
+def test_marks_overload_and_oracles_are_told(study):
+    folder, rows = study
+    marked = next(r for r in rows if r["fields"]["predictor"] == "gbdt")
+    edit(folder / marked["folder"], lambda s: s["provenance"].update(marks=["predictor transferred"]))
+    text = text_of(page(compare(read_cells(folder))))
+    assert "sjf gbdt: predictor transferred" in text and "oracle*" in text
+    assert "OVERLOAD: results depend on the horizon, 2 s (N / rate)" in text  # 40 / (1.2 x 20)
+    assert "~" in text  # a P99 of 120 requests
+
+
+def test_marks_of_one_kind_are_told_once_with_their_range():
+    found = merge_marks(["3.1% of the busy time outside", "transferred", "1.2% of the busy time outside", "transferred"])
+    assert found == ["1.2 to 3.1% of the busy time outside", "transferred"]
+    assert merge_marks([*found, "7% of the busy time outside"])[0] == "1.2 to 7% of the busy time outside"
+
+
+def test_markdown_has_a_table_per_block_with_equal_columns(study):
+    lines = markdown(compare(read_cells(study[0]))).splitlines()
+    rows = [line for line in lines if line.startswith("|")]
+    assert len({line.count("|") for line in rows}) == 1
+    assert sum(line.startswith("| schedule") for line in rows) == 4 and len(rows) == 4 * (9 + 2)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.0, "0"), (0.0004, "0"), (0.0234, "0.023"), (0.234, "0.23"), (1.234, "1.23"), (9.999, "10.0"), (12.34, "12.3"),
+        (-123.4, "-123"), (1234.5, "1234"), (123_456.0, "123k"), (float("nan"), "-"),
+    ],
+)  # fmt: skip
+def test_numbers_are_short(value, text):
+    assert number(value) == text and len(text) <= 6
