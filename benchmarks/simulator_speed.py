@@ -28,7 +28,7 @@ def one(policy: str, rate: float, num_requests: int) -> dict[str, float]:
 
     predictor = "none" if policy == "fcfs" else "noisy_oracle"
     cfg = compose(policy=policy, predictor=predictor, workload="azure_conv_like", rate=rate, num_requests=num_requests)
-    workload = draw(load_dataset(cfg), make(cfg["arrivals"]), num_requests, rate, 0)
+    workload = draw(load_dataset(cfg), make(cfg["arrivals"]), num_requests, rate, 0, resample=True)
     predictions = None
     if predictor != "none":
         predictions = make(cfg["predictor"]).from_truth(workload.output_len, stream(0, "predictor"))
@@ -37,11 +37,13 @@ def one(policy: str, rate: float, num_requests: int) -> dict[str, float]:
     executor = SimulatedExecutor(clock, hardware.cost, workload.output_len.tolist())
     scheduler = load_scheduler(cfg, load_policy(cfg), load_kv(cfg, hardware))
     start = time.process_time()
-    recorder = Recorder(workload, predictions=predictions)
+    recorder = Recorder()
     serve(WorkloadSource(workload, predictions, None, gate=predictions is not None), scheduler, executor, clock, recorder)
-    columns = recorder.columns()
+    requests, steps = recorder.requests(), recorder.steps()
     cpu = time.process_time() - start
-    assert len(columns["rid"]) == num_requests
+    assert len(requests["rid"]) == num_requests == scheduler.counts["finished"]
+    if "-v" in sys.argv:
+        print(len(steps["start"]) / num_requests, "plans a request", file=sys.stderr)
     return {"cpu": cpu, "rss_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
 
 

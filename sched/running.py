@@ -26,7 +26,7 @@ class Running:
     so that all move together), `still` for the others. `turns` holds when a key stops moving as it does.
     """
 
-    __slots__ = ("_moving", "_policy", "_still", "_turns", "_view", "context_tokens", "members", "step")
+    __slots__ = ("_moving", "_policy", "_still", "_view", "context_tokens", "members", "step", "turns")
 
     def __init__(self, policy: Policy, view: View) -> None:
         self.members: dict[Request, None] = {}
@@ -36,7 +36,7 @@ class Running:
         self._view = view
         self._moving: list[tuple[Any, ...]] = []
         self._still: list[tuple[Any, ...]] = []
-        self._turns: list[tuple[float, int, int, Request]] = []  # (decode step, entry, ticket, request)
+        self.turns: list[tuple[float, int, int, Request]] = []  # (decode step, entry, ticket, request)
 
     def __len__(self) -> int:
         return len(self.members)
@@ -81,11 +81,11 @@ class Running:
         else:
             heappush(self._still, (negated(key), -req.arrival, -req._entry, req._ticket, req))
         if turn != INF:
-            heappush(self._turns, (self.step + turn - generated, req._entry, req._ticket, req))
+            heappush(self.turns, (self.step + turn - generated, req._entry, req._ticket, req))
 
     def turn_keys(self) -> None:
         """Store anew the keys whose way of moving has changed by now."""
-        turns = self._turns
+        turns = self.turns
         while turns and turns[0][0] <= self.step:
             _, _, ticket, req = heappop(turns)
             if ticket == req._ticket:
@@ -93,7 +93,7 @@ class Running:
 
     def steps_to_turn(self) -> float:
         """Decode steps to the next change in how a key moves."""
-        turns = self._turns
+        turns = self.turns
         while turns and turns[0][2] != turns[0][3]._ticket:
             heappop(turns)
         return turns[0][0] - self.step if turns else INF
@@ -137,12 +137,12 @@ class Running:
         """Compute all keys anew."""
         self._moving.clear()
         self._still.clear()
-        self._turns.clear()
+        self.turns.clear()
         for req in self.members:
             self._store(req, self.generated(req))
 
     def _compact(self) -> None:
-        heaps: tuple[list[Any], ...] = (self._moving, self._still, self._turns)
+        heaps: tuple[list[Any], ...] = (self._moving, self._still, self.turns)
         for heap in heaps:
             heap[:] = [e for e in heap if e[-2] == e[-1]._ticket]
             heapify(heap)

@@ -214,7 +214,8 @@ class Scheduler:
         """The next step, or None when nothing can run. Mutates the queues; `book` must follow with the outcome."""
         self.now = now
         running, policy, kv = self.running, self.policy, self.kv
-        running.turn_keys()
+        if running.turns:
+            running.turn_keys()
         if self._has_epoch and (epoch := policy.key_epoch(self)) != self._epoch:
             self._epoch = epoch
             self.waiting.rekey(lambda r: policy.key(r, self))

@@ -6,7 +6,6 @@ from .policy import INF
 from .ports import Clock, EventKind, Executor, Observer, Source
 from .scheduler import Scheduler
 
-
 ENDS = {EventKind.ABORT: "aborted", EventKind.TIMEOUT: "timeout"}
 
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from heapq import heappop, heappush
+from itertools import accumulate
 
 import numpy as np
 
 from lengthwise.sched import Chunk, Finished, Outcome, Plan, Request
 
 from .clock import SimulatedClock
-from .cost import CostModel
-
-SCALAR_STEPS = 32  # up to here a Python loop beats an array; both add in the same order, so the result is the same
+from .cost import INF, CostModel
 
 
 class SimulatedExecutor:
@@ -79,25 +78,22 @@ class SimulatedExecutor:
         """End times of up to `num_steps` pure decode steps, each attending `growth` tokens more than the last."""
         t = self._clock.now
         ends: list[float] = []
-        left = num_steps
-        while left and (not ends or t < until):
+        while num_steps > len(ends) and (not ends or t < until):
             a, c, limit = self._cost.decode_line(rows, context)
-            piece = left if limit == float("inf") else min(left, max(1, -int(-(limit - context) // growth)))
-            if piece <= SCALAR_STEPS:
-                for _ in range(piece):
-                    t += a + c * context
-                    context += growth
-                    ends.append(t)
-                    if t >= until:
-                        break
-            else:
-                terms = a + c * (context + growth * np.arange(min(piece, 4096), dtype=np.float64))
-                sums = np.cumsum(np.concatenate(([t], terms)))[1:]
-                piece = min(len(sums), int(np.searchsorted(sums, until)) + 1)
-                ends.extend(sums[:piece].tolist())
-                t = ends[-1]
-                context += growth * piece
-            left = num_steps - len(ends)
+            first = a + c * context
+            piece = num_steps - len(ends)
+            if limit < INF:
+                piece = min(piece, max(1, -int(-(limit - context) // growth)))
+            if until < INF and first * piece > until - t:  # steps only get longer: no more than this many can be needed
+                piece = min(piece, max(1, int((until - t) / first) + 1))
+            terms = [a + c * s for s in range(context, context + growth * piece, growth)]
+            terms[0] += t
+            sums = list(accumulate(terms))  # left to right, as k single steps would add
+            while len(sums) > 1 and sums[-2] >= until:
+                sums.pop()
+            ends = ends + sums if ends else sums
+            t = sums[-1]
+            context += growth * len(sums)
         return ends
 
     def _end_prefill(self, chunk: Chunk, finished: list[Finished]) -> None:

@@ -61,9 +61,10 @@ class Paged(KVCache):
     def advance(self, num_steps: int) -> None:
         size, crossings, i = self.block_size, self._crossings, self._phase
         periods, rest = divmod(num_steps, size)
-        need = periods * self._num_decoders
-        for _ in range(rest):
-            need += crossings[i]
-            i = i + 1 if i + 1 < size else 0
-        self._phase = i
+        end = i + rest
+        need = periods * self._num_decoders + sum(crossings[i:end])
+        if end >= size:
+            end -= size
+            need += sum(crossings[:end])
+        self._phase = end
         self.free -= need
