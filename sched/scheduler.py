@@ -70,6 +70,7 @@ class Scheduler:
         self._padding_context = 0
         self._joins: dict[Request, None] = {}
         self._leaves: list[Request] = []
+        self._passed: list[Request] = []
         self._epoch = policy.key_epoch(self)
         kind = type(policy)
         self._custom_order = kind.order is not Policy.order
@@ -207,8 +208,9 @@ class Scheduler:
         return bool(self.running.members or self.prefilling or len(self.waiting))
 
     def next_wakeup(self) -> float:
-        """The time of the next event this scheduler itself has declared (s)."""
-        return INF
+        """The time of the next event this scheduler itself has declared (s): when the policy may decide otherwise."""
+        until = self.policy.stable(self)[1] if self.busy else INF
+        return until if until > self.now else INF
 
     def plan(self, now: float) -> Plan | None:
         """The next step, or None when nothing can run. Mutates the queues; `book` must follow with the outcome."""
@@ -220,7 +222,7 @@ class Scheduler:
             self._epoch = epoch
             self.waiting.rekey(lambda r: policy.key(r, self))
             running.rekey()
-        evicted = False
+        evicted = False  # somebody has yielded: who waits may be better off one step later, so the step is not repeated
         while kv.growth() > kv.free:  # make room for the decoders' next token
             self._evict(self._worst_paused() or self._worst_running())
             evicted = True
@@ -237,7 +239,7 @@ class Scheduler:
                 break
             budget -= self._add_chunk(chunks, req, budget)
         if not evicted and len(self.waiting):
-            self._admit(chunks, budget)
+            evicted = self._admit(chunks, budget)
 
         num_decode = len(running.members) if mixes or not chunks else 0
         if not num_decode and not chunks:
@@ -267,53 +269,59 @@ class Scheduler:
             chunks.append(Chunk(req, req._computed, length, length == left))
         return length
 
-    def _admit(self, chunks: list[Chunk], budget: int) -> None:
-        """Admit or resume in policy order while slots, KV and budget last; take a slot or KV only for a lower key."""
-        if not self.batching.may_admit(self):
-            return
+    def _admit(self, chunks: list[Chunk], budget: int) -> bool:
+        """Admit or resume in policy order while slots, KV and budget last; take a slot or KV only for a lower key.
+
+        Returns whether somebody yielded. Who lost KV in this plan is not let in again by it, nor anybody behind."""
+        batching = self.batching
+        if not batching.may_admit(self):
+            return False
         policy, kv, running, waiting = self.policy, self.kv, self.running, self.waiting
         order = policy.order(list(waiting), self) if self._custom_order else None
-        passed: list[Request] = []  # those that do not fit and are passed over
-        passed_keys: list[object] = []
-        while budget > 0:
+        passed = self._passed = []  # those that do not fit and are passed over: out of `waiting` until this plan is made
+        evicted: list[Request] = []
+        yielded = False
+        while budget > 0 or batching.fixed_batch:
             req = next(order, None) if order is not None else waiting.peek()
-            if req is None:
+            if req is None or (evicted and req in evicted):
                 break
-            slot_victim = None
-            if len(running.members) + len(self.prefilling) >= self.max_num_seqs:
-                slot_victim = self._worst_running() if policy.preemptive else None
-                if slot_victim is None or not policy.may_preempt(req, slot_victim, self):
-                    break
             if passed and not all(policy.may_pass(req, other, self) for other in passed):
                 break
             resumes = req._phase == PAUSED
-            fresh = not req._computed and not req._generated
-            if not (resumes and req._prefilled) and not self.batching.chunk(
-                req.prompt_len + req._generated - req._computed, budget, fresh
-            ):
-                break  # the budget is not enough for its prompt
-            evictions = self._evictions(req, slot_victim)
-            if evictions is None or (self._custom_admit and not policy.admit(req, self)):
+            decodes = resumes and req._prefilled
+            if not decodes and not batching.fixed_batch:
+                left = req.prompt_len + req._generated - req._computed
+                if not batching.chunk(left, budget, not req._computed and not req._generated):
+                    break  # what is left of the budget is not enough for its prompt
+            full = len(running.members) + len(self.prefilling) >= self.max_num_seqs
+            if full and not policy.preemptive:
+                break
+            slot_victim = self._worst_running() if full else None
+            if slot_victim is not None and not policy.may_preempt(req, slot_victim, self):
+                break
+            victims = self._victims(req, slot_victim)
+            if victims is None or (self._custom_admit and not policy.admit(req, self)):
                 if len(passed) >= policy.backfill:
                     break
                 passed.append(req)
-                if order is None:
-                    passed_keys.append(policy.key(req, self))
-                    waiting.remove(req)
+                waiting.remove(req)
                 continue
-            if slot_victim is not None:
-                budget += self._yield_slot(slot_victim, chunks)
-            for victim in evictions:
+            for victim, keeps_kv in victims:
                 budget += self._take_chunk(victim, chunks)
-                self._evict(victim)
+                if keeps_kv:
+                    self._pause(victim)
+                else:
+                    self._evict(victim)
+                    evicted.append(victim)
             waiting.remove(req)
-            if req._first_scheduled < 0.0:
-                req._first_scheduled = self.now
-            elif req._resumes:
-                req._resumes.append(self.now)
+            self._note_scheduled(req)
+            if victims:
+                yielded = True
+                if order is not None:  # those who yielded stand in order again
+                    order = policy.order(list(waiting), self)
             if resumes:
                 del self.paused[req]
-            if resumes and req._prefilled:
+            if decodes:
                 self._start_decoding(req)
                 budget -= 1
                 continue
@@ -321,50 +329,66 @@ class Scheduler:
                 kv.allocate(req, req.prompt_len + req._generated)
             req._phase = PREFILLING
             self.prefilling[req] = None
-            budget -= self._add_chunk(chunks, req, budget)
-        for i, req in enumerate(passed):
-            if order is None:
-                waiting.push(req, passed_keys[i])
+            if budget > 0:
+                budget -= self._add_chunk(chunks, req, budget)
+        for req in passed:
+            waiting.push(req, policy.key(req, self))
+        self._passed = []
+        return yielded
 
     # --- yielding -----------------------------------------------------------------------------------------------------
 
-    def _evictions(self, req: Request, slot_victim: Request | None) -> list[Request] | None:
-        """Whom to evict so that `req` fits (after `slot_victim` has yielded); None if it cannot fit. Mutates nothing."""
-        kv = self.kv
-        if req._phase == PAUSED:
-            held = req._computed
-            grows = req._prefilled and kv.held(req, held + 1) > kv.held(req, held)
-            need = kv.growth() + grows
-        else:
-            need = kv.blocks_to_admit(req, req.prompt_len + req._generated) + kv.growth() + kv.watermark_blocks
-        short = need - kv.free
-        if short <= 0:
-            return []
-        yields = slot_victim is not None and not self.preemption.keeps_kv
-        if yields:
-            assert slot_victim is not None
-            short -= self._blocks(slot_victim)
-        evictions: list[Request] = []
-        for victim in self._yielding_to(req, None if yields else slot_victim, slot_victim):
-            evictions.append(victim)
-            short -= self._blocks(victim)
-            if short <= 0:
-                return evictions
-        return None if short > 0 else evictions
+    def _victims(self, req: Request, slot_victim: Request | None) -> list[tuple[Request, bool]] | None:
+        """Who yields so that `req` can run, each with whether its KV stays; None if KV is short all the same. Mutates nothing.
 
-    def _yielding_to(self, req: Request, first: Request | None, never: Request | None) -> Iterator[Request]:
-        """Who gives up KV for `req`, least deserving first: `first`, paused requests later in order, running ones that it may
-        preempt (but `never`)."""
-        if first is not None:
-            yield first
+        slot_victim: whose slot it takes, when there is none. Nobody yields who turns out not to be needed."""
+        kv, keeps_kv = self.kv, self.preemption.keeps_kv
+        short = kv.growth() - kv.free
+        if req._phase != PAUSED:
+            short += kv.blocks_to_admit(req, req.prompt_len + req._generated) + kv.watermark_blocks
+        elif req._prefilled:
+            short += self._next_block(req)
+        if slot_victim is None:
+            if short <= 0:
+                return []
+        else:
+            short -= self._next_block(slot_victim) if keeps_kv else self._freed(slot_victim)
+        evicted: list[Request] = []
+        if short > 0:
+            for victim in self._yielding_to(req, slot_victim):
+                evicted.append(victim)
+                short -= self._freed(victim) if victim is not slot_victim else self._blocks(victim)
+                if short <= 0:
+                    break
+            else:
+                return None
+            for victim in evicted[-2::-1]:
+                freed = self._freed(victim) if victim is not slot_victim else self._blocks(victim)
+                if short + freed <= 0:
+                    evicted.remove(victim)
+                    short += freed
+            if slot_victim is not None and slot_victim not in evicted and any(v._phase != PAUSED for v in evicted):
+                freed = self._next_block(slot_victim) if keeps_kv else self._freed(slot_victim)
+                if short + freed <= 0:  # the slot of somebody who yields KV anyway will do
+                    slot_victim = None
+        out = [(victim, False) for victim in evicted]
+        if slot_victim is not None and slot_victim not in evicted:
+            out.append((slot_victim, keeps_kv))
+        return out
+
+    def _yielding_to(self, req: Request, slot_victim: Request | None) -> Iterator[Request]:
+        """Who gives up KV for `req`, last in order first: paused requests later in order (`slot_victim` with them, where it
+        would keep its KV), then running ones that `req` may preempt."""
         mine = self._rank(req)
-        later = [r for r in self.paused if r is not req and self._rank(r) > mine]
+        later = [r for r in self.paused if r is not req and r not in self._passed and self._rank(r) > mine]
+        if slot_victim is not None and self.preemption.keeps_kv:
+            later.append(slot_victim)
         later.sort(key=self._rank, reverse=True)
         yield from later
         if not self.policy.preemptive:
             return
         for victim in self._worst_first():
-            if victim is never:
+            if victim is slot_victim:
                 continue
             if not self.policy.may_preempt(req, victim, self):
                 return
@@ -405,6 +429,17 @@ class Scheduler:
     def _blocks(self, req: Request) -> int:
         return self.kv.held(req, self._capacity(req))
 
+    def _next_block(self, req: Request) -> int:
+        """Blocks that `req` needs for its next token, if it decodes (or resumes to)."""
+        if not req._prefilled:
+            return 0
+        held = self.computed(req)
+        return self.kv.held(req, held + 1) - self.kv.held(req, held)
+
+    def _freed(self, req: Request) -> int:
+        """Blocks that evicting `req` brings: what it holds, and what it would have taken in this step."""
+        return self._blocks(req) + (self._next_block(req) if req._phase == DECODING else 0)
+
     def _take_chunk(self, req: Request, chunks: list[Chunk]) -> int:
         """Drop `req`'s chunk from the plan; returns the budget that comes back (a decoding row gives back its token)."""
         if req._phase == DECODING:
@@ -415,18 +450,13 @@ class Scheduler:
                 return chunk.length
         return 0
 
-    def _yield_slot(self, req: Request, chunks: list[Chunk]) -> int:
-        """Take `req` off the batch by the preemption mode; returns the budget that comes back."""
-        budget = self._take_chunk(req, chunks)
-        if self.preemption.keeps_kv:
-            self._off_batch(req)
-            self._note_preemption(req)
-            req._phase = PAUSED
-            self.paused[req] = None
-            self.waiting.push(req, self.policy.key(req, self))
-        else:
-            self._evict(req)
-        return budget
+    def _pause(self, req: Request) -> None:
+        """Take `req` off the batch, its KV kept."""
+        self._off_batch(req)
+        self._note_preemption(req)
+        req._phase = PAUSED
+        self.paused[req] = None
+        self.waiting.push(req, self.policy.key(req, self))
 
     def _evict(self, req: Request | None) -> None:
         """Free the KV of a running or paused request; it waits to be computed again, its generated tokens kept."""
@@ -453,6 +483,12 @@ class Scheduler:
             req._resumes = []
         req._resumes.append(self.now)
 
+    def _note_scheduled(self, req: Request) -> None:
+        if req._first_scheduled < 0.0:
+            req._first_scheduled = self.now
+        elif req._resumes:
+            req._resumes.append(self.now)
+
     def _off_batch(self, req: Request) -> None:
         if req._phase == DECODING:
             self.running.leave(req)
@@ -474,8 +510,9 @@ class Scheduler:
 
     def book(self, plan: Plan, outcome: Outcome) -> None:
         """Settle what came of `plan`. Mutates the queues, the requests and the KV accounting."""
-        steps, end = outcome.num_steps, outcome.ends[-1]
-        self.step_time = (end - self.now) / steps
+        steps, ends = outcome.num_steps, outcome.ends
+        end = ends[-1]
+        self.step_time = end - (ends[-2] if steps > 1 else self.now)
         self.now = end
         if plan.num_decode:
             self.kv.advance(steps)
@@ -508,7 +545,7 @@ class Scheduler:
             raise AssertionError(f"request {req.rid}: executor says {num_tokens} tokens, booked {req._generated}")
         self.kv.leave(req._computed)
         self.kv.release(req, req._computed)
-        if self.batching.pads:
+        if self.batching.fixed_batch:
             self.num_padding += 1
             self._padding_context += req.prompt_len + req._generated
         req._phase = Phase.FINISHED

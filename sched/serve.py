@@ -51,6 +51,7 @@ def serve(source: Source, scheduler: Scheduler, executor: Executor, clock: Clock
 
 def take_events(source: Source, scheduler: Scheduler, observer: Observer, now: float) -> None:
     """Hand all events with time <= now to the scheduler, in order."""
+    scheduler.now = now
     for _, kind, request in source.pop(now):
         if kind == EventKind.ARRIVAL:
             refusal = scheduler.add(request)

@@ -15,12 +15,13 @@ class Batching(ABC):
     whole_prompts: a fresh prompt is one chunk; longer than the token budget it is rejected at the door. (A recompute of
     prompt + generated may take several, or a preempted request could never come back.)
     mixes: decodes run beside chunks; otherwise a step with chunks runs no decodes and has the whole budget for them.
-    pads: finished rows keep computing until the batch is empty.
+    fixed_batch: a batch is formed at once, by slots and KV alone, and prefilled in as many steps as the budget asks; its
+    finished rows keep computing until it is done.
     """
 
     whole_prompts: bool = False
     mixes: bool = True
-    pads: bool = False
+    fixed_batch: bool = False
 
     def may_admit(self, view: View) -> bool:
         """May waiting requests join in this step?"""

@@ -15,7 +15,7 @@ class Static(Batching):
 
     whole_prompts = True
     mixes = False
-    pads = True
+    fixed_batch = True
 
     def may_admit(self, view: View) -> bool:
         return view.num_running == 0

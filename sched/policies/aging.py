@@ -14,13 +14,20 @@ from ..request import Request
 class Aging(Policy):
     """`policy` with `alpha` tokens of credit for each second of age, alpha > 0.
 
-    Declared bound: a request i is passed only by requests j with a_j < a_i + (key_i - least) / alpha, where key_i is i's
-    key when it became eligible and `least` the least key there is (1 token). Past it, i blocks the queue.
+    Declared bound: a request i is passed only by requests j with a_j < a_i + (key_i - 1) / alpha, where key_i is i's key when
+    it became eligible; no key counts for less than 1 token. Past it, i blocks the queue. Raises ValueError around a policy
+    whose keys may rise while a request runs, or that orders otherwise than by key: the bound would not hold.
     """
 
     def __init__(self, policy: Policy, alpha: float) -> None:
         if not alpha > 0:
             raise ValueError(f"alpha={alpha} tokens/s must be > 0")
+        kind = type(policy)
+        for method in ("order", "may_preempt", "victim"):
+            if getattr(kind, method) is not getattr(Policy, method):
+                raise ValueError(f"Aging works on keys; {kind.__name__} overrides {method}")
+        if policy.rekey_decides and kind.rekey_at is not Policy.rekey_at:
+            raise ValueError(f"Aging bounds overtaking by the key at arrival; that of this {kind.__name__} may rise later")
         self.policy = policy
         self.alpha = alpha
         self.needs = policy.needs
@@ -33,11 +40,16 @@ class Aging(Policy):
         key = self.policy.key(req, view)
         if isinstance(key, tuple):
             raise ValueError(f"Aging needs a key in tokens; {type(self.policy).__name__} gives a tuple")
-        return key + self.alpha * req.arrival
+        if req.prediction is not None and req.prediction.is_rank_only:
+            raise ValueError(f"Aging needs a key in tokens; request {req.rid} has a rank-only prediction")
+        return max(key, 1.0) + self.alpha * req.arrival
+
+    def key_epoch(self, view: View) -> object:
+        return self.policy.key_epoch(view)
 
     def overtaking_horizon(self, req: Request, view: View) -> float:
         """The arrival time (s) from which on nobody may pass `req` any more."""
-        return req.arrival + (float(self.policy.key(req, view)) - 1.0) / self.alpha  # type: ignore[arg-type]
+        return (self.key(req, view) - 1.0) / self.alpha
 
     def admit(self, req: Request, view: View) -> bool:
         return self.policy.admit(req, view)

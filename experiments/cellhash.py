@@ -1,0 +1,156 @@
+"""What a cell is: its config, the code behind it, the files it names and the inputs prepared for it, in one hash.
+
+Two cells that differ in any of these get two folders; a cell whose hash is there already is never run again. Code counts, so
+that editing a policy and running a study again does not show yesterday's results.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import re
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import lengthwise
+
+VOLATILE = ("out", "name", "check", "exclude", "figure", "wandb")  # where results go and how they are shown, not what they are
+PACKAGE = Path(lengthwise.__file__).parent
+LEARNING = ("predictors", "experiments/workloads", "experiments/learned.py", "experiments/dataset.py")
+READERS = frozenset(  # modules of experiments/ that start cells or read their results: no part of what a cell is
+    f"experiments/{name}.py"
+    for name in (
+        "app", "cellhash", "comparison", "contract", "job", "load_runs", "paths", "prepare", "progress", "report",
+        "simulate", "study", "sweep", "table", "tracking", "train", "validate",
+    )
+)  # fmt: skip
+
+
+def digest(value: Any) -> str:
+    """16 hex digits of the canonical JSON of `value`. Raises TypeError on what JSON cannot say, NaN included."""
+    try:
+        text = json.dumps(value, sort_keys=True, allow_nan=False, separators=(",", ":"))
+    except ValueError as error:
+        raise TypeError(f"cannot be hashed: {error}") from error
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def lasting(cfg: Mapping[str, Any]) -> dict[str, Any]:
+    """The config without VOLATILE."""
+    return {key: value for key, value in cfg.items() if key not in VOLATILE}
+
+
+def identity(cfg: Mapping[str, Any]) -> dict[str, Any]:
+    """What makes a result: the lasting config, code, named files and version."""
+    config = lasting(cfg)
+    return {
+        "config": config,
+        "version": lengthwise.__version__,
+        "code": code(("sched", "engine", "predictors", "experiments")),
+        "plugins": plugins(config),
+        "files": files(config),
+    }
+
+
+def cell_hash(cfg: Mapping[str, Any], prepared: Mapping[str, Any]) -> str:
+    return digest({**identity(cfg), "prepared": dict(prepared)})
+
+
+def fields(cfg: Mapping[str, Any]) -> dict[str, Any]:
+    """Node names and numbers that a person tells cells apart by."""
+    names = {group: "none" if name is None else name for group, name in cfg["choices"].items()}
+    return {**names, "load": cfg["load"], "rate": cfg["rate"], "seed": cfg["seed"], "num_requests": cfg["num_requests"]}
+
+
+def cell_name(cfg: Mapping[str, Any], code: str) -> str:
+    """A folder name: readable first, unique by its hash; at most 120 characters of [A-Za-z0-9._-]."""
+    of = fields(cfg)
+    load = f"load{of['load']:g}" if of["rate"] is None else f"rate{of['rate']:g}"
+    words = [of.get(group) for group in ("policy", "predictor", "workload", "arrivals", "limits")]
+    readable = "-".join(str(word) for word in (*words, load, f"seed{of['seed']}") if word is not None)
+    return f"{re.sub(r'[^A-Za-z0-9._-]', '_', readable)[:100].lstrip('.')}-{code}"
+
+
+@lru_cache(maxsize=8)
+def code(parts: tuple[str, ...]) -> str:
+    """Hash of the source of these files and folders of the package, READERS and figures left out."""
+    total = hashlib.sha256()
+    for part in parts:
+        path = PACKAGE / part
+        for file in sorted(path.rglob("*.py")) if path.is_dir() else [path] if path.is_file() else []:
+            name = str(file.relative_to(PACKAGE))
+            if name not in READERS and "/figures/" not in name:
+                total.update(name.encode() + b"\0" + file.read_bytes())
+    return total.hexdigest()[:16]
+
+
+def plugins(node: Any) -> dict[str, str]:
+    """`_target_` -> hash of the source file of its module, for targets outside the package."""
+    targets = {t for t in _targets(node) if not t.startswith("lengthwise.")}
+    return {target: _module_hash(target) for target in sorted(targets)}
+
+
+def files(node: Any) -> dict[str, str]:
+    """Path -> hash, for every file or folder that a config names: a table, a trace, a predictor artefact."""
+    found = {}
+    for text in _strings(node):
+        path = Path(text)
+        if "/" in text and path.exists():
+            stamp = tuple((str(f), f.stat().st_size, f.stat().st_mtime_ns) for f in _tree(path))
+            found[text] = _files_hash(stamp)
+    return found
+
+
+def _tree(path: Path) -> list[Path]:
+    return sorted(f for f in path.rglob("*") if f.is_file()) if path.is_dir() else [path]
+
+
+@lru_cache(maxsize=64)
+def _files_hash(stamp: tuple[tuple[str, int, int], ...]) -> str:
+    total = hashlib.sha256()
+    for name, _, _ in stamp:
+        total.update(Path(name).name.encode() + b"\0")
+        with open(name, "rb") as file:
+            while block := file.read(1 << 20):
+                total.update(block)
+    return total.hexdigest()[:16]
+
+
+@lru_cache(maxsize=256)
+def _module_hash(target: str) -> str:
+    parts = target.split(".")
+    for n in range(len(parts) - 1, 0, -1):
+        try:
+            spec = importlib.util.find_spec(".".join(parts[:n]))
+        except ModuleNotFoundError:
+            continue
+        if spec is not None:
+            origin = Path(spec.origin or "")
+            return hashlib.sha256(origin.read_bytes()).hexdigest()[:16] if origin.is_file() else "built in"
+    return "not found"
+
+
+def _targets(node: Any) -> Iterator[str]:
+    if isinstance(node, Mapping):
+        if isinstance(node.get("_target_"), str):
+            yield node["_target_"]
+        for value in node.values():
+            yield from _targets(value)
+    elif isinstance(node, (list, tuple)):
+        for value in node:
+            yield from _targets(value)
+
+
+def _strings(node: Any) -> Iterator[str]:
+    if isinstance(node, str):
+        yield node
+    elif isinstance(node, Mapping):
+        for key, value in node.items():
+            if key != "_target_":
+                yield from _strings(value)
+    elif isinstance(node, (list, tuple)):
+        for value in node:
+            yield from _strings(value)

@@ -1,0 +1,79 @@
+"""Progress of a sweep, read from its manifest, so for any launcher: a bar on a terminal, else a line now and then."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from pathlib import Path
+
+from .job import read_manifest
+
+EVERY = 10.0  # s between plain lines
+
+
+class Progress:
+    """Watches `study`'s manifest from a thread until `stop`. Say `start` once."""
+
+    def __init__(self, study: Path) -> None:
+        self._study = study
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True, name="progress")
+        self._begin = time.monotonic()
+
+    @property
+    def started(self) -> bool:
+        return self._thread.ident is not None
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Show the final state and end the thread."""
+        self._done.set()
+        self._thread.join(timeout=10)
+
+    def _watch(self) -> None:
+        if sys.stderr.isatty():
+            self._bar()
+        else:
+            self._lines()
+
+    def _bar(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+        from rich.progress import Progress as Bar
+
+        columns = (TextColumn("cells"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+        with Bar(*columns, TextColumn("{task.description}"), console=Console(stderr=True)) as bar:
+            task = bar.add_task("", total=None)
+            last = False
+            while not last:
+                last = self._done.wait(0.5)
+                total, ended, failed, _ = self._count()
+                bar.update(task, total=total, completed=ended, description=f"{failed} failed" if failed else "")
+
+    def _lines(self) -> None:
+        shown = -1
+        wait = EVERY / 4
+        while True:
+            last = self._done.wait(wait)
+            wait = EVERY
+            total, ended, failed, computed = self._count()
+            if ended != shown and (ended or last):
+                shown = ended
+                took = time.monotonic() - self._begin
+                left = f", about {took / computed * (total - ended):.0f} s left" if computed and ended < total else ""
+                print(
+                    f"{ended}/{total} cells in {took:.0f} s{left}" + (f", {failed} failed" if failed else ""),
+                    file=sys.stderr,
+                    flush=True,
+                )
+            if last:
+                return
+
+    def _count(self) -> tuple[int, int, int, int]:
+        rows = read_manifest(self._study)
+        ended = [row for row in rows if row["status"] != "planned"]
+        failed = sum(row["status"] == "failed" for row in ended)
+        return len(rows), len(ended), failed, sum(not row.get("cached") for row in ended)

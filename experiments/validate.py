@@ -1,0 +1,70 @@
+"""Refuse a config at the door, before the first cell: with the value, the limit and the nearest name."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from .cell import load_policy, make, predictor_target
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+WANDB = ("offline", "online", "off")
+LEAST = {"num_requests": 1, "seed": 0}
+LIMITS = {"max_num_seqs": 1, "token_budget": 1, "max_model_len": 2, "kv_pool_tokens": 1}
+
+
+def validate(cfg: Mapping[str, Any]) -> None:
+    """Raises ValueError on a value no cell can have, and on nodes that cannot be built or do not fit each other."""
+    for key, least in LEAST.items():
+        _whole(key, cfg[key], least)
+    for key, least in LIMITS.items():
+        value = cfg["limits"].get(key)
+        if value is not None or key != "kv_pool_tokens":
+            _whole(f"limits.{key}", value, least)
+    if cfg["rate"] is not None:
+        _positive("rate", cfg["rate"])
+    if cfg["load"] is not None or cfg["rate"] is None:
+        _positive("load", cfg["load"])
+    for key in ("ttft", "tpot", "e2e"):
+        if cfg["slo"].get(key) is not None:
+            _positive(f"slo.{key}", cfg["slo"][key])
+    if cfg["wandb"] not in WANDB:
+        raise ValueError(f"wandb={cfg['wandb']!r}: choose {', '.join(WANDB)}")
+    if not isinstance(cfg["check"], bool):
+        raise ValueError(f"check={cfg['check']!r} must be true or false")
+    if not NAME.fullmatch(str(cfg["name"])) or cfg["name"] == "prepared":
+        raise ValueError(f"name={cfg['name']!r} must be a plain folder name of at most 100 of [A-Za-z0-9._-], not `prepared`")
+    _nodes(cfg)
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """` Did you mean ...?`, or nothing when no name is near."""
+    near = difflib.get_close_matches(name, list(names), n=1)
+    return f" Did you mean {near[0]!r}?" if near else ""
+
+
+def _nodes(cfg: Mapping[str, Any]) -> None:
+    policy = load_policy(cfg)
+    make(cfg["batching"])
+    make(cfg["preemption"])
+    make(cfg["arrivals"])
+    needs = policy.needs & {"prediction", "distribution"}
+    if needs and predictor_target(cfg) is None:
+        policy_name = cfg["choices"].get("policy")
+        raise ValueError(
+            f"policy={policy_name} needs a {'/'.join(sorted(needs))} and predictor=none gives none. Choose a predictor; in a "
+            f"sweep leave the pair out: 'exclude=[{{policy: {policy_name}, predictor: none}}]'"
+        )
+
+
+def _whole(key: str, value: Any, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ValueError(f"{key}={value!r} must be a whole number >= {least}")
+
+
+def _positive(key: str, value: Any) -> None:
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value) or value <= 0:
+        raise ValueError(f"{key}={value!r} must be a finite number > 0")
