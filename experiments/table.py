@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pandas as pd
@@ -20,8 +20,8 @@ PARTS = ("mean", "p50", "p99")
 GROUPS = (
     ("", ("policy", "predictor")),
     ("E2E (s)", ("mean", "P50", "P99")),
-    ("E2E vs FCFS (s)", ("",)),
-    ("gap closed", ("",)),
+    ("E2E vs FCFS (%)", ("",)),
+    ("gap closed (%)", ("",)),
     ("TTFT (s)", ("mean", "P50", "P99")),
     ("TPOT (ms)", ("mean", "P50", "P99")),
     ("E2E / token (ms)", ("mean", "P50", "P99")),
@@ -32,7 +32,7 @@ GROUPS = (
 WIDTH = 160
 ENOUGH = 2000  # requests that a P99 wants: 20 beyond it
 LEGEND = (
-    "E2E vs FCFS: paired difference of mean E2E over common seeds, 95 % interval over seeds; below 0 is faster than FCFS.",
+    "E2E vs FCFS: change of mean E2E, paired by seed (geometric mean of ratios), 95 % interval over seeds; below 0 is faster.",
     "gap closed: (FCFS - this) / (FCFS - the same policy with the oracle) of mean E2E, jackknife 95 % over seeds; "
     "n/a: no gap at 95 %.",
     "P50 and P99 are of the pooled requests of all seeds (linear interpolation); ~ marks a P99 of fewer than 2,000 requests.",
@@ -96,27 +96,32 @@ def render(row: Any, note: str = "") -> Row:
     for key in SERIES:
         cells = [(">" if row.get(f"{key}_{part}_open") else "") + number(row[f"{key}_{part}"] * SCALE[key]) for part in PARTS]
         series[key] = [*cells[:2], cells[2] + few if cells[2] != "-" else "-"]
-    difference = interval(row["difference"], row["difference_low"], row["difference_high"], number)
+    change = interval(*(100 * (row[f"ratio{end}"] - 1) for end in ("", "_low", "_high")), percent)
     gap = (
         row["gap_note"]
         or ("oracle" if row["predictor"] == "oracle" and row["is_oracle"] else "")
-        or interval(row["gap_closed"], row["gap_closed_low"], row["gap_closed_high"], lambda share: f"{100 * share:.0f}")
+        or interval(*(100 * row[f"gap_closed{end}"] for end in ("", "_low", "_high")), percent)
     )
     met = "-" if math.isnan(row["attainment"]) else f"{100 * row['attainment']:.1f}%"
     return [
-        [str(row["policy"]), name], series["e2e"], [difference], [gap], series["ttft"], series["tpot"],
+        [str(row["policy"]), name], series["e2e"], [change], [gap], series["ttft"], series["tpot"],
         series["normalised_latency"], [number(row["goodput_rps"])], [met],
         [(">" if row["max_wait_open"] else "") + number(row["max_wait"])],
     ]  # fmt: skip
 
 
-def interval(value: float, low: float, high: float, show: Any) -> str:
+def interval(value: float, low: float, high: float, show: Callable[[float], str]) -> str:
     if math.isnan(value):
         return ""
-    unit = "%" if show is not number else ""
     if math.isnan(low) or math.isnan(high):
-        return f"{show(value)}{unit} [one seed]"
-    return f"{show(value)}{unit} [{show(low)}, {show(high)}]"
+        return f"{show(value)} [one seed]"
+    return f"{show(value)} [{show(low)}, {show(high)}]"
+
+
+def percent(value: float) -> str:
+    """Whole percents, tenths below 10; never a negative zero."""
+    text = f"{value:.0f}" if abs(value) >= 9.95 else f"{value:.1f}"
+    return "0" if float(text) == 0 else text
 
 
 def _blocks(frame: pd.DataFrame) -> Iterator[tuple[str, list[tuple[Any, str]], list[str], list[str]]]:

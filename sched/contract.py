@@ -1,183 +1,29 @@
 """The contract of a policy, as a check its author can call: `check_policy(MyPolicy)`.
 
-The one idea: small hostile runs (tight memory, few slots, aborts, wrong predictions), executed by an executor that is slow,
-obvious and suspicious, and compared with runs that must come out the same. A law that fails is named with the case.
+The one idea: small hostile runs (tight memory, few slots, aborts, wrong predictions), compared with runs that must come out
+the same. A law that fails is named with the case.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from .batching import Batching, Chunked, Mixed, PrefillFirst, Static
 from .kv import Contiguous, KVCache, Paged
-from .plan import Chunk, Finished, Outcome, Plan
+from .plan import Chunk, Outcome, Plan
 from .policies.fcfs import FCFS
 from .policy import INF, Policy
 from .ports import Event, EventKind
 from .prediction import LengthDistribution
 from .preemption import pause, recompute
+from .rehearsal import JumpingClock, Log, PlainExecutor, Script
 from .request import Phase, Request
 from .scheduler import Scheduler
 from .serve import serve
-
-Seconds = Callable[[int, int, Sequence[Chunk]], float]  # (rows, context tokens, chunks) -> duration of one step
-
-
-class Script:
-    """A Source that plays written events. A request's `predictions` entry, by rid, is attached at PREDICTION_READY."""
-
-    def __init__(self, events: Iterable[Event], predictions: dict[int, LengthDistribution] | None = None) -> None:
-        self._events = sorted(events, key=lambda e: e.time)  # stable: ties in file order
-        self._predictions = predictions or {}
-        self._next = 0
-
-    def peek(self) -> float:
-        return self._events[self._next].time if self._next < len(self._events) else INF
-
-    def pop(self, now: float) -> list[Event]:
-        first = self._next
-        while self.peek() <= now:
-            event = self._events[self._next]
-            if event.kind == EventKind.PREDICTION_READY:
-                event.request.prediction = self._predictions[event.request.rid]
-            self._next += 1
-        return self._events[first : self._next]
-
-    def on_finish(self, request: Request, now: float) -> None: ...
-
-
-class JumpingClock:
-    """Virtual seconds; going back is an error."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def wait(self, until: float) -> None:
-        self.advance(until)
-
-    def advance(self, to: float) -> None:
-        if to < self.now:
-            raise AssertionError(f"the clock stands at {self.now} s and was set to {to} s")
-        self.now = to
-
-
-class PlainExecutor:
-    """Executes plans with one counter per request, and raises AssertionError where a plan contradicts them.
-
-    output_lens: true output length in tokens by rid. fast_forward: take `plan.repeat` for granted; off, single steps.
-    `token_times`: rid -> the time (s) of every token, as a client would see them.
-    """
-
-    def __init__(self, clock: JumpingClock, seconds: Seconds, output_lens: Sequence[int], *, fast_forward: bool = True) -> None:
-        self._clock, self._seconds, self._output_lens, self._fast_forward = clock, seconds, output_lens, fast_forward
-        self.token_times: dict[int, list[float]] = {}
-        self._computed: dict[int, int] = {}  # prompt + generated tokens whose KV there is, as far as chunks told
-        self._ready: dict[int, None] = {}  # prefilled: may decode
-        self._decoding: dict[Request, None] = {}
-
-    def submit(self, plan: Plan) -> Plan:
-        return plan
-
-    def collect(self, ticket: Plan, until: float) -> Outcome:
-        plan = ticket
-        for req in plan.leaves:
-            assert req in self._decoding, f"request {req.rid} leaves a decode set it is not in"
-            del self._decoding[req]
-        for req in plan.joins:
-            assert req not in self._decoding and req.rid in self._ready, f"request {req.rid} joins, but is not ready to"
-            self._decoding[req] = None
-        self._examine(plan)
-        context, finished, ends, now = plan.context_tokens, [], [], self._clock.now  # type: ignore[var-annotated]
-        for _ in range(plan.repeat if self._fast_forward else 1):
-            now += self._seconds(plan.num_decode + plan.num_padding, context, plan.chunks)
-            ends.append(now)
-            emitting = [c.request for c in plan.chunks if c.last]
-            if plan.num_decode:
-                emitting += self._decoding
-            for req in emitting:
-                self._emit(req, now, finished)
-            context += plan.num_decode
-            if finished or now >= until:
-                break
-        return Outcome(len(ends), ends, len(ends) if plan.num_decode else 0, finished)
-
-    def _emit(self, req: Request, now: float, finished: list[Finished]) -> None:
-        times = self.token_times.setdefault(req.rid, [])
-        times.append(now)
-        truth, cap = self._output_lens[req.rid], req.max_new_tokens
-        if len(times) == min(truth, cap):
-            self._decoding.pop(req, None)
-            del self._ready[req.rid]
-            finished.append(Finished(req, len(times), "stop" if truth <= cap else "length"))
-
-    def _examine(self, plan: Plan) -> None:
-        assert plan.repeat >= 1 and (plan.repeat == 1 or not plan.chunks), f"repeat {plan.repeat} with {plan.chunks}"
-        assert plan.num_decode or plan.chunks, "an empty plan"
-        if plan.num_decode:
-            assert plan.num_decode == len(self._decoding), f"num_decode {plan.num_decode}, {len(self._decoding)} in the set"
-            context = sum(r.prompt_len + len(self.token_times[r.rid]) for r in self._decoding)
-            known = plan.context_tokens == context or (plan.num_padding > 0 and plan.context_tokens > context)
-            assert known, f"context_tokens {plan.context_tokens}, counted {context}"
-        seen = {c.request.rid for c in plan.chunks}
-        assert len(seen) == len(plan.chunks), f"two chunks for one request in {plan.chunks}"
-        for req, start, length, last in plan.chunks:
-            assert req not in self._decoding, f"request {req.rid} decodes and has a chunk"
-            if start == 0:
-                self._ready.pop(req.rid, None)
-            else:
-                assert start == self._computed[req.rid] and req.rid not in self._ready, f"a gap before {start} of {req.rid}"
-            self._computed[req.rid] = start + length
-            target = req.prompt_len + len(self.token_times.get(req.rid, ()))
-            assert length > 0 and start + length <= target and last == (start + length == target), (req, start, length, last)
-            if last:
-                self._ready[req.rid] = None
-
-
-@dataclass
-class Log:
-    """An Observer: what was planned, in single steps, and how each request ended.
-
-    steps: (start, end, chunks, joins, leaves, num_decode, num_padding, context_tokens), requests by rid.
-    ended_at: rid -> (tokens, reason, time). max_steps: more than these raise AssertionError (a livelock). keep: False for
-    long runs, of which only the ends are wanted.
-    """
-
-    max_steps: float = INF
-    keep: bool = True
-    steps: list[tuple[Any, ...]] = field(default_factory=list)
-    ended_at: dict[int, tuple[int, str, float]] = field(default_factory=dict)
-    num_plans: int = 0
-    num_steps: int = 0
-    watch: Callable[[Scheduler, Plan, Outcome], None] | None = None
-
-    def step(self, start: float, plan: Plan, outcome: Outcome, scheduler: Scheduler) -> None:
-        self.num_plans += 1
-        self.num_steps += outcome.num_steps
-        assert 1 <= outcome.num_steps == len(outcome.ends) <= plan.repeat, (outcome, plan)
-        assert self.num_steps <= self.max_steps, f"{self.num_steps} steps and no end: {list(scheduler.waiting)[:3]} wait"
-        if self.watch is not None:
-            self.watch(scheduler, plan, outcome)
-        if self.keep:
-            self._write(start, plan, outcome)
-
-    def _write(self, start: float, plan: Plan, outcome: Outcome) -> None:
-        chunks = tuple((c.request.rid, c.start, c.length, c.last) for c in plan.chunks)
-        changes = tuple(r.rid for r in plan.joins), tuple(r.rid for r in plan.leaves)
-        context = plan.context_tokens
-        for end in outcome.ends:
-            self.steps.append((start, end, chunks, *changes, plan.num_decode, plan.num_padding, context))
-            start, changes, context = end, ((), ()), context + plan.num_decode
-
-    def ended(self, request: Request, num_tokens: int, reason: str, now: float) -> None:
-        assert request.rid not in self.ended_at, f"request {request.rid} ended twice"
-        self.ended_at[request.rid] = (num_tokens, reason, now)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Log) and self.steps == other.steps and self.ended_at == other.ended_at
 
 
 @dataclass(frozen=True)
@@ -268,7 +114,7 @@ def _guard(policy: Policy, log: Log) -> None:
         assert calls[0] < 100_000, f"a plan that does not end: request {req.rid} and others preempt each other for ever"
         return key(req, view)
 
-    setattr(policy, "key", counted)  # noqa: B010: a method of this one object
+    policy.key = counted  # type: ignore[method-assign]
 
 
 def _seconds(rows: int, context: int, chunks: Sequence[Chunk]) -> float:

@@ -1,0 +1,121 @@
+"""Yielding: who gives up a slot or KV for whom. It chooses and moves nobody."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from heapq import merge
+
+from .ledger import Ledger
+from .policy import Policy
+from .preemption import Preemption
+from .request import Phase, Request
+
+DECODING, PAUSED = Phase.DECODING, Phase.PAUSED
+
+
+class Yielding:
+    """Victims by the policy's order: the last in order yields first, and only to a strictly lower key, but for paused
+    requests, which yield KV to any request before them in order."""
+
+    def __init__(self, ledger: Ledger, preemption: Preemption) -> None:
+        self._ledger = ledger
+        self._keeps_kv = preemption.keeps_kv
+        self._custom = type(ledger.policy).victim is not Policy.victim
+
+    def last(self) -> Request:
+        """Whose KV goes when the decoders cannot grow: the last paused request, else the last running one."""
+        ledger = self._ledger
+        if ledger.paused:
+            return max(ledger.paused, key=ledger.rank)
+        victim = self.last_running()
+        if victim is None:
+            raise AssertionError("KV is short and nobody holds any")
+        return victim
+
+    def last_running(self) -> Request | None:
+        """The running request (decoding or prefilling) to preempt first."""
+        ledger = self._ledger
+        if self._custom:
+            return ledger.policy.victim([*ledger.running.members, *ledger.prefilling], ledger)
+        last = ledger.running.greatest()
+        if ledger.prefilling:
+            group = [*ledger.prefilling, last] if last is not None else list(ledger.prefilling)
+            last = max(group, key=ledger.rank)
+        return last
+
+    def victims(self, req: Request, slot_victim: Request | None, passed: list[Request]) -> list[tuple[Request, bool]] | None:
+        """Who yields so that `req` can run, each with whether its KV stays; None if KV is short all the same.
+
+        slot_victim: whose slot it takes, when there is no free one. passed: those not to be touched. Nobody yields who turns
+        out not to be needed."""
+        ledger, keeps_kv = self._ledger, self._keeps_kv
+        kv = ledger.kv
+        short = kv.growth() - kv.free
+        if req._phase != PAUSED:
+            short += kv.blocks_to_admit(req, req.prompt_len + req._generated) + kv.watermark_blocks
+        else:
+            short += ledger.next_block(req)
+        if slot_victim is None:
+            if short <= 0:
+                return []
+        else:
+            short -= ledger.next_block(slot_victim) if keeps_kv else self._freed(slot_victim)
+        evicted: list[Request] = []
+        if short > 0:
+            for victim in self._candidates(req, slot_victim, passed):
+                evicted.append(victim)
+                short -= self._freed(victim) if victim is not slot_victim else ledger.blocks(victim)
+                if short <= 0:
+                    break
+            else:
+                return None
+            for victim in evicted[-2::-1]:
+                freed = self._freed(victim) if victim is not slot_victim else ledger.blocks(victim)
+                if short + freed <= 0:
+                    evicted.remove(victim)
+                    short += freed
+            if slot_victim is not None and slot_victim not in evicted and any(v._phase != PAUSED for v in evicted):
+                freed = ledger.next_block(slot_victim) if keeps_kv else self._freed(slot_victim)
+                if short + freed <= 0:  # the slot of somebody who yields KV anyway will do
+                    slot_victim = None
+        out = [(victim, False) for victim in evicted]
+        if slot_victim is not None and slot_victim not in evicted:
+            out.append((slot_victim, keeps_kv))
+        return out
+
+    def _freed(self, req: Request) -> int:
+        """Blocks that evicting `req` brings: what it holds, and what it would have taken in this step."""
+        ledger = self._ledger
+        return ledger.blocks(req) + (ledger.next_block(req) if req._phase == DECODING else 0)
+
+    def _candidates(self, req: Request, slot_victim: Request | None, passed: list[Request]) -> Iterator[Request]:
+        """Who may give up KV for `req`, last in order first: paused requests later in order (`slot_victim` with them, where it
+        would keep its KV), then running ones that `req` may preempt."""
+        ledger = self._ledger
+        mine = ledger.rank(req)
+        later = [r for r in ledger.paused if r is not req and r not in passed and ledger.rank(r) > mine]
+        if slot_victim is not None and self._keeps_kv:
+            later.append(slot_victim)
+        later.sort(key=ledger.rank, reverse=True)
+        yield from later
+        if not ledger.policy.preemptive:
+            return
+        for victim in self._running_last_first():
+            if victim is slot_victim:
+                continue
+            if not ledger.policy.may_preempt(req, victim, ledger):
+                return
+            yield victim
+
+    def _running_last_first(self) -> Iterator[Request]:
+        ledger = self._ledger
+        if self._custom:
+            group = [*ledger.running.members, *ledger.prefilling]
+            while group and (victim := ledger.policy.victim(group, ledger)) is not None:
+                group.remove(victim)
+                yield victim
+        elif ledger.prefilling:
+            prefilling = sorted(ledger.prefilling, key=ledger.rank, reverse=True)
+            yield from merge(ledger.running.descending(), prefilling, key=ledger.rank, reverse=True)
+        else:
+            yield from ledger.running.descending()

@@ -1,0 +1,173 @@
+"""Studies as a person runs them: the console command in a new process, real cells on made-up lengths, workers, a full disk."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lengthwise.experiments.run import Run
+
+COMMAND = [sys.executable, "-c", "import sys; from lengthwise.cli import main; sys.exit(main())"]
+OWN = ["--config-dir", "conf", "study=own"]
+SMALL = ["workload=synthetic", "num_requests=120", "wandb=off"]
+
+
+def run(*args, cwd, timeout=120, **env):
+    return subprocess.run(
+        [*COMMAND, "run", *args],
+        cwd=cwd,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **env},
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+    )
+
+
+def manifest(folder):
+    last = {}
+    for line in (folder / "cells.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        last[row["cell"]] = row
+    return list(last.values())
+
+
+def stored(folder):
+    """Bytes of every result of a cell, what is measured by a clock left out."""
+    summary = json.loads((folder / "summary.json").read_text())
+    summary.pop("volatile")
+    files = {name: (folder / name).read_bytes() for name in ("requests.parquet", "steps.parquet", ".hydra/config.yaml")}
+    return {**files, "summary": json.dumps(summary, sort_keys=True)}
+
+
+@pytest.fixture(scope="module")
+def smoke(tmp_path_factory):
+    """The smoke study, run twice into one place."""
+    cwd = tmp_path_factory.mktemp("smoke")
+    return cwd, run("-m", "study=smoke", cwd=cwd), run("study=smoke", cwd=cwd)
+
+
+def test_a_study_ends_with_cells_table_and_figure(smoke):
+    cwd, first, _ = smoke
+    assert first.returncode == 0, first.stderr
+    study = cwd / "runs/smoke"
+    rows = manifest(study)
+    assert len(rows) == 4 and {row["status"] for row in rows} == {"ok"}
+    for row in rows:
+        result = Run.load(study / row["folder"])
+        assert result.metrics["num_finished"] == 300 == len(result.requests)
+        assert result.summary["provenance"]["config_hash"] == row["hash"]
+    for name in ("table.csv", "table.md", "quickstart.pdf", "quickstart.png", "quickstart.csv"):
+        assert (study / name).stat().st_size > 0
+    assert "srpt" in first.stdout and "4 of 4 cells" in first.stdout
+    assert "prepare 1/1: saturation" in first.stderr and "4/4 cells" in first.stderr
+    assert not list(study.glob(".tmp-*")) and not list((cwd / "runs/prepared").rglob("summary.json"))
+
+
+def test_a_second_run_computes_nothing_and_shows_the_same(smoke):
+    cwd, first, second = smoke
+    assert second.returncode == 0, second.stderr
+    assert "4 cells, 4 of them complete" in second.stderr
+    assert second.stdout == first.stdout
+    assert all(row["cached"] for row in manifest(cwd / "runs/smoke"))
+
+
+def test_same_cells_same_bytes_in_other_workers_with_another_hash_seed(smoke, tmp_path):
+    """Basic launcher in one process, joblib in two: byte for byte the same results."""
+    cwd, _, _ = smoke
+    done = run("-m", "study=smoke", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", cwd=tmp_path, PYTHONHASHSEED="1")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "runs/smoke/table.csv").read_bytes() == (cwd / "runs/smoke/table.csv").read_bytes()
+    for row in manifest(tmp_path / "runs/smoke"):
+        assert stored(tmp_path / "runs/smoke" / row["folder"]) == stored(cwd / "runs/smoke" / row["folder"])
+
+
+@pytest.fixture
+def plugin(tmp_path):
+    """A policy, a node and a study from outside the package. The policy notes its process and fails for seed 1."""
+    (tmp_path / "own.py").write_text(
+        "import os\n"
+        "from lengthwise.sched.policies.fcfs import FCFS\n"
+        "class Own(FCFS):\n"
+        "    def __init__(self, broken=False):\n"
+        "        self.broken = broken\n"
+        "        open(f'pids/{os.getpid()}', 'w').close()\n"
+        "    def key(self, req, view):\n"
+        "        if self.broken and req.rid == 7:\n"
+        "            raise RuntimeError('planted')\n"
+        "        return super().key(req, view)\n"
+    )
+    (tmp_path / "pids").mkdir()
+    (tmp_path / "conf/policy").mkdir(parents=True)
+    (tmp_path / "conf/study").mkdir()
+    (tmp_path / "conf/policy/own.yaml").write_text("_target_: own.Own\nbroken: false\n")
+    (tmp_path / "conf/study/own.yaml").write_text(
+        "# @package _global_\n"
+        "defaults:\n"
+        "  - override /policy: own\n"
+        "  - override /hydra/launcher: joblib\n"
+        "name: own\nnum_requests: 120\nwandb: 'off'\n"
+        "hydra:\n  mode: MULTIRUN\n  sweeper: {params: {seed: '0,1', policy.broken: 'true,false'}}\n"
+    )
+    return tmp_path
+
+
+def test_plugins_launchers_and_failures_of_a_study_from_outside(plugin):
+    done = run(*OWN, cwd=plugin, PYTHONPATH=str(plugin))
+    assert done.returncode == 1
+    assert "2 of 4 cells failed" in done.stderr and "RuntimeError: planted" in done.stderr
+    rows = manifest(plugin / "runs/own")
+    assert [row["status"] for row in rows] == ["failed", "ok", "failed", "ok"]  # seed, then broken: true, false
+    failed = [row for row in rows if row["status"] == "failed"]
+    assert all("own.py" in (plugin / "runs/own" / f"{row['folder']}.failed.txt").read_text() for row in failed)
+    assert "2 of 4 cells" in done.stdout  # drawn, with the gap told
+    assert len(list((plugin / "pids").iterdir())) >= 2  # the launcher of the study file: not in this one process
+
+    again = run(*OWN, "hydra/launcher=basic", cwd=plugin, PYTHONPATH=str(plugin))
+    assert again.returncode == 1 and "4 cells, 2 of them complete" in again.stderr
+
+
+def test_a_worker_killed_leaves_the_others_and_a_way_on(plugin):
+    source = (plugin / "own.py").read_text()
+    (plugin / "own.py").write_text(source.replace("raise RuntimeError('planted')", "os._exit(9)"))
+    done = run(*OWN, "policy.broken=true,false", "seed=0", cwd=plugin, PYTHONPATH=str(plugin))
+    assert done.returncode == 1
+    assert "the launcher stopped" in done.stderr and "no result" in done.stderr
+    (plugin / "own.py").write_text(source.replace("raise RuntimeError('planted')", "pass"))
+    done = run(*OWN, "policy.broken=true,false", "seed=0", cwd=plugin, PYTHONPATH=str(plugin))
+    assert done.returncode == 0, done.stderr
+    assert not list((plugin / "runs/own").glob(".tmp-*"))
+
+
+def test_a_full_disk(tmp_path):
+    """2 MB: the error names the path and the free space, nothing half-written is left, and the exit is not zero."""
+    disk = tmp_path / "disk"
+    big = ["workload.num_rows=60000", "num_requests=60000"]
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(disk)]
+    if not shutil.which("mount") or subprocess.run(mount, check=False, capture_output=True).returncode:
+        pytest.skip("no right to mount a small disk")
+    try:
+        done = run(*big, f"out={disk}", cwd=tmp_path)
+        assert done.returncode == 1
+        assert str(disk) in done.stderr and "bytes free" in done.stderr and "Traceback" not in done.stderr
+        assert not list(disk.rglob("summary.json")) and not list(disk.rglob(".tmp-*"))
+        done = run("-m", *big, "seed=0,1", f"out={disk}", "wandb=off", cwd=tmp_path)
+        assert done.returncode == 1 and "2 of 2 cells failed" in done.stderr and "bytes free" in done.stderr
+    finally:
+        subprocess.run(["umount", disk], check=True)
+
+
+def test_a_cell_of_each_system(tmp_path):
+    """Every preset of conf/system runs, and is named in the result."""
+    import lengthwise.conf
+
+    systems = sorted(path.stem for path in (Path(lengthwise.conf.__file__).parent / "system").glob("*.yaml"))
+    done = run("-m", f"system={','.join(systems)}", *SMALL, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    cells = [json.loads(path.read_text())["cell"] for path in (tmp_path / "runs/adhoc").glob("*/summary.json")]
+    assert sorted(cell["system"] for cell in cells) == systems
+    assert {cell["system"]: cell["batching"] for cell in cells}["orca"] == "mixed"

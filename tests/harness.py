@@ -1,0 +1,167 @@
+"""Runs in one call: a Case says everything about a small run, `play` runs it, a Result holds what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from lengthwise.engine.simulated import SimulatedClock, SimulatedExecutor
+from lengthwise.engine.simulated.affine import Affine
+from lengthwise.engine.simulated.cost import CostModel
+from lengthwise.sched import Chunk, Event, EventKind, LengthDistribution, Policy, Request, Scheduler, serve
+from lengthwise.sched.batching import Chunked, Mixed, PrefillFirst, Static
+from lengthwise.sched.kv import Contiguous, Paged
+from lengthwise.sched.policies import FCFS, PSJF, SJF, SRPT, Aging, Priority
+from lengthwise.sched.preemption import pause, recompute
+from lengthwise.sched.rehearsal import Log, PlainExecutor, Script
+
+INF = float("inf")
+
+POLICIES: dict[str, Callable[[], Policy]] = {
+    "fcfs": FCFS,
+    "sjf": SJF,
+    "psjf": PSJF,
+    "srpt": SRPT,
+    "srpt_reestimate": lambda: SRPT("reestimate"),
+    "priority": Priority,
+    "priority_calm": lambda: Priority(preemptive=False),
+    "aging_srpt": lambda: Aging(SRPT(), 40.0),
+    "aging_sjf": lambda: Aging(SJF(), 40.0),
+}
+BATCHING = {"chunked": Chunked, "mixed": Mixed, "prefill_first": PrefillFirst, "static": Static}
+TICK = 1 / 64  # s, exact in binary: arrivals can meet step boundaries exactly
+
+
+class Pieces(CostModel):
+    """Linear in the context, in pieces of 100 tokens, as a table is."""
+
+    def decode_line(self, num_rows: int, context: float) -> tuple[float, float, float]:
+        piece = context // 100
+        return 7e-3 + 1e-4 * num_rows + 3e-4 * (piece % 3), 1.3e-6 * (1 + piece % 5), 100 * (piece + 1)
+
+    def step(self, num_rows: int, context: float, chunks: Sequence[Chunk]) -> float:
+        a, c, _ = self.decode_line(num_rows, context)
+        return a + c * context + 6e-5 * sum(chunk.length for chunk in chunks)
+
+
+COSTS: dict[str, Callable[[], CostModel]] = {
+    "tick": lambda: Affine(0.0, 0.0, 0.0, 0.0, decode_base=TICK),  # constant step, free prefill
+    "even": lambda: Affine(TICK, TICK / 16, 0.0, TICK / 64),
+    "odd": lambda: Affine(8e-3, 2.3e-4, 1.7e-5, 6.1e-5, 3e-8),
+    "pieces": Pieces,
+}
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One request and what befalls it. Times in s (None: never; ready_delay 0: predicted on arrival), lengths in tokens."""
+
+    arrival: float
+    prompt_len: int
+    output_len: int
+    max_new_tokens: int = 4096
+    prediction: LengthDistribution | None = None
+    priority: float = 0.0
+    ready_delay: float = 0.0
+    abort_after: float | None = None
+    abort_kind: EventKind = EventKind.ABORT
+
+
+@dataclass(frozen=True)
+class Case:
+    """Everything about one run. pool: KV tokens."""
+
+    asks: tuple[Ask, ...]
+    policy: str = "fcfs"
+    batching: str = "chunked"
+    paged: bool = True
+    pool: int = 1 << 20
+    block_size: int = 16
+    watermark: float = 0.0
+    keeps_kv: bool = False
+    max_num_seqs: int = 256
+    token_budget: int = 2048
+    max_model_len: int = 8192
+    clip: bool = False
+    cost: str | CostModel = "odd"
+
+    def with_lengths(self, output_lens: Sequence[int]) -> Case:
+        asks = tuple(replace(a, output_len=n) for a, n in zip(self.asks, output_lens, strict=True))
+        return replace(self, asks=asks)
+
+    def requests(self) -> tuple[list[Request], list[Event], dict[int, LengthDistribution]]:
+        requests, events, predictions = [], [], {}
+        for rid, a in enumerate(self.asks):
+            req = Request(rid, a.arrival, a.prompt_len, a.max_new_tokens, priority=a.priority)
+            requests.append(req)
+            events.append(Event(a.arrival, EventKind.ARRIVAL, req))
+            if a.prediction is not None and a.ready_delay:
+                predictions[rid] = a.prediction
+                events.append(Event(a.arrival + a.ready_delay, EventKind.PREDICTION_READY, req))
+            else:
+                req.prediction = a.prediction
+            if a.abort_after is not None:
+                events.append(Event(a.arrival + a.abort_after, a.abort_kind, req))
+        return requests, events, predictions
+
+
+@dataclass
+class Result:
+    log: Log
+    scheduler: Scheduler
+    requests: list[Request]
+    executor: Any
+    case: Case
+
+    @property
+    def finish(self) -> list[float]:
+        """Finish times (s) by rid; nan for those that did not finish."""
+        ended = self.log.ended_at
+        reasons = ("stop", "length")
+        return [ended[r.rid][2] if ended[r.rid][1] in reasons else float("nan") for r in self.requests]
+
+
+def play(
+    case: Case,
+    *,
+    policy: Policy | None = None,
+    fast_forward: bool = True,
+    plain: bool = False,
+    seconds: Callable[[int, int, Sequence[Chunk]], float] | None = None,
+    watch: Callable[..., None] | None = None,
+    check: bool = True,
+    max_steps: float = INF,
+    keep: bool = True,
+    scheduler: type[Scheduler] = Scheduler,
+) -> Result:
+    """Run `case` on the simulated executor, or on the PlainExecutor (`plain`; `seconds` gives it other step times)."""
+    requests, events, predictions = case.requests()
+    clock, cost = SimulatedClock(), COSTS[case.cost]() if isinstance(case.cost, str) else case.cost
+    truth = [a.output_len for a in case.asks]
+    kv = Paged(case.pool, case.block_size, case.watermark) if case.paged else Contiguous(case.pool, case.watermark)
+    engine = scheduler(
+        policy or POLICIES[case.policy](), BATCHING[case.batching](), kv, pause() if case.keeps_kv else recompute(),
+        max_num_seqs=case.max_num_seqs, token_budget=case.token_budget, max_model_len=case.max_model_len, clip=case.clip,
+        check=check,
+    )  # fmt: skip
+    executor: Any
+    if plain:
+        executor = PlainExecutor(clock, seconds or step_seconds(cost), truth, fast_forward=fast_forward)
+    else:
+        executor = SimulatedExecutor(clock, cost, truth, fast_forward=fast_forward)
+    log = Log(max_steps=max_steps, keep=keep, watch=watch)
+    serve(Script(events, predictions), engine, executor, clock, log)
+    return Result(log, engine, requests, executor, case)
+
+
+def step_seconds(cost: CostModel) -> Callable[[int, int, Sequence[Chunk]], float]:
+    """Seconds of one step, for an executor that knows no fast-forward."""
+
+    def seconds(rows: int, context: int, chunks: Sequence[Chunk]) -> float:
+        if chunks:
+            return cost.step(rows, context, chunks)
+        a, c, _ = cost.decode_line(rows, context)
+        return a + c * context
+
+    return seconds

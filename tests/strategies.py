@@ -1,0 +1,70 @@
+"""Hypothesis strategies: whole runs, from tight to wide, with arrivals that meet step boundaries and with bad predictions.
+
+Hypothesis draws the limits, the number of requests and a seed; the requests come from the seed, one stream each, so that a
+smaller number keeps those before. Drawn one by one they would be few, small and never in each other's way.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from harness import BATCHING, COSTS, POLICIES, TICK, Ask, Case
+from hypothesis import strategies as st
+
+from lengthwise.sched import EventKind, LengthDistribution
+
+NUMBERS = (2, 3, 4, 5, 6, 8, 10, 12, 14, 16, 20, 24)
+LENGTHS = (48, 48, 48, 48, 40, 20, 3, 1)  # max_new_tokens
+ABORTS = (0.0, TICK, 3.3 * TICK, 12 * TICK, 30 * TICK)
+
+
+def asks(seed: int, num: int, gap: float) -> tuple[Ask, ...]:
+    """`num` requests, `gap` ticks apart on the mean. Predictions are right, wrong by any factor, or a distribution; multiples
+    of 1/8 token, so that sums and differences are exact and ties are ties in every order of evaluation."""
+    arrival, out = 0.0, []
+    for i in range(num):
+        rng = np.random.default_rng([seed, i])
+        arrival += TICK * gap * (0, 0, 1, 1, 2, 0.37, 2.71, 1)[rng.integers(8)]
+        n = int(rng.choice((1, rng.integers(1, 12), rng.integers(1, 49), rng.integers(24, 49))))
+        guesses = (float(n), rng.integers(0, 400) / 8, rng.integers(1, 60))
+        guess = LengthDistribution.point(float(rng.choice(guesses)))
+        if rng.random() < 0.2:
+            guess = LengthDistribution.from_quantiles([0.1, 0.5, 0.9], np.array([0.5, 1.0, 2.5]) * rng.integers(1, 40))
+        out.append(
+            Ask(
+                arrival=arrival,
+                prompt_len=int(rng.integers(1, 41)),
+                output_len=n,
+                max_new_tokens=LENGTHS[rng.integers(8)],
+                prediction=guess,
+                priority=int(rng.integers(-1, 3)),
+                ready_delay=(0, 0, 0, 0, 0, 1, 4, 2.3)[rng.integers(8)] * TICK,
+                abort_after=float(rng.choice(ABORTS)) if rng.random() < 0.15 else None,
+                abort_kind=(EventKind.ABORT, EventKind.TIMEOUT)[rng.integers(2)],
+            )
+        )
+    return tuple(out)
+
+
+@st.composite
+def cases(draw: st.DrawFn, policies: tuple[str, ...] = tuple(POLICIES)) -> Case:
+    """Any run. Some requests may be rejected at the door."""
+
+    def one_of(*values):
+        return draw(st.sampled_from(values))
+
+    max_num_seqs = one_of(1, 2, 3, 4, 8, 16)
+    return Case(
+        policy=one_of(*policies),
+        batching=one_of("chunked", *BATCHING),
+        paged=one_of(True, True, True, False),
+        pool=one_of(4096, 256, 200, 160, 144, 128, 121, 112, 104, 97),
+        block_size=one_of(1, 2, 4, 7, 16),
+        watermark=one_of(0.0, 0.0, 0.01, 0.1),
+        keeps_kv=one_of(False, True),
+        max_num_seqs=max_num_seqs,
+        token_budget=max(max_num_seqs, one_of(512, 512, 64, 40, 40, 16, 5, 1)),
+        max_model_len=one_of(8192, 8192, 8192, 8192, 70),
+        clip=one_of(False, True),
+        cost=one_of(*COSTS),
+        asks=asks(draw(st.integers(0, 1 << 32)), one_of(*NUMBERS), one_of(0.0, 0.5, 1.0, 2.0, 4.0)),
+    )
