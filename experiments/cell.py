@@ -8,11 +8,12 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, Protocol
 
 import numpy as np
+from hydra.errors import InstantiationException
 from hydra.utils import get_object, instantiate
 from numpy.typing import NDArray
 
@@ -28,6 +29,7 @@ from .draw import draw, stream
 from .recorder import Recorder
 from .run import Run, build
 from .source import WorkloadSource
+from .watched import Watched
 from .windows import window
 
 Config = Mapping[str, Any]
@@ -46,34 +48,47 @@ def run_cell(cfg: Config, prepared: Prepared) -> Run:
     Raises ValueError on a config that cannot be run, before anything is simulated.
     """
     dataset, hardware, policy = load_dataset(cfg), load_hardware(cfg), load_policy(cfg)
-    load, rate = cfg["load"], cfg["rate"]
-    if rate is None and load is not None:
+    rate = cfg["rate"]
+    load = cfg["load"] if rate is None else None  # a stated rate goes before the load
+    if load is not None:
         rate = load * prepared.saturation_rate(cfg)
-    workload = draw(dataset, make(cfg["arrivals"]), cfg["num_requests"], rate, cfg["seed"])
+    n, over = cfg["num_requests"], {**(cfg.get("window") or {})}
+    go_on = over.pop("go_on", 0.0) if load is not None and load < 1 else 0.0
+    over.pop("go_on", None)
+    workload = draw(
+        dataset, make(cfg["arrivals"]), n, rate, cfg["seed"], resample=cfg.get("resample", False), extra=int(go_on * n)
+    )
+    if rate is None:  # the arrivals keep their own times
+        rate = workload.notes["arrivals"]["rate"]
     predicted = predict(cfg, workload, prepared)
     needs = policy.needs & {"prediction", "distribution"}
     if needs and predicted.columns is None:
         raise ValueError(f"policy {name(cfg, 'policy')} needs a {'/'.join(sorted(needs))}; predictor is none")
-    over = window(workload.arrival, load=load, rate=rate, **cfg.get("window") or {})
-    clock, recorder, kv = SimulatedClock(), Recorder(window=(over.begin, over.end)), load_kv(cfg, hardware)
+    counted = window(workload.arrival[:n], load=load, rate=rate, **over)
+    if len(workload) > n:  # arrivals go on after the last one that counts
+        counted = replace(counted, end=min(counted.end, float(workload.arrival[n])))
+    clock, recorder, kv = SimulatedClock(), Recorder(window=(counted.begin, counted.end)), load_kv(cfg, hardware)
     executor = make(cfg["executor"])(clock=clock, cost=hardware.cost, output_lens=workload.output_len.tolist())
     scheduler = load_scheduler(cfg, policy, kv)
-    source = WorkloadSource(workload, predicted.columns, predicted.ready, gate=bool(needs))
+    source = WorkloadSource(workload, predicted.columns, predicted.ready, gate=bool(needs), measured=n)
     start = time.process_time()
-    serve(source, scheduler, executor, clock, recorder)
+    serve(source, scheduler, executor, clock, Watched(recorder, n))
     cpu = time.process_time() - start
+    predicted = predicted.first(source.num_born)
+    info = {key: value for key, value in predicted.info.items() if key != "ms_per_request"}
     run = build(
         recorder,
-        workload,
+        workload.first(source.num_born),
         predictions=predicted.columns,
         eligible=predicted.ready if needs else None,
         fold=predicted.fold,
+        fallback=None if predicted.columns is None else predicted.columns.fallback,
         slo=SLO(**cfg["slo"]),
-        window=over,
+        window=counted,
         cost=hardware.cost,
         token_budget=cfg["limits"]["token_budget"],
-        cell=cell_names(cfg, rate),
-        provenance={**provenance(cfg, dataset, workload, hardware), "predictor": predicted.info},
+        cell=cell_names(cfg, load, rate),
+        provenance={**provenance(cfg, dataset, workload, hardware), "predictor": info},
         volatile={"simulate_cpu": cpu, "predictor_ms_per_request": predicted.info.get("ms_per_request")},
     )
     run.summary["volatile"]["overhead_us_per_step"] = cpu / max(int(run.steps["num_steps"].sum()), 1) * 1e6
@@ -85,8 +100,15 @@ def run_cell(cfg: Config, prepared: Prepared) -> Run:
 
 
 def make(node: Any) -> Any:
-    """The object a config node stands for; an object stands for itself."""
-    return instantiate(node) if isinstance(node, Mapping) else node
+    """The object a config node stands for; an object stands for itself. Raises what its constructor raises."""
+    if not isinstance(node, Mapping):
+        return node
+    try:
+        return instantiate(node)
+    except InstantiationException as error:
+        if error.__cause__ is None:
+            raise
+        raise error.__cause__ from error
 
 
 def load_dataset(cfg: Config) -> Dataset:
@@ -98,7 +120,7 @@ def load_dataset(cfg: Config) -> Dataset:
 
 @lru_cache(maxsize=4)
 def _load_dataset(node: str) -> Dataset:
-    return _dataset(instantiate(json.loads(node)))
+    return _dataset(make(json.loads(node)))
 
 
 def _dataset(made: Any) -> Dataset:
@@ -115,7 +137,7 @@ def load_hardware(cfg: Config) -> Hardware:
 
 @lru_cache(maxsize=8)
 def _load_hardware(node: str) -> Hardware:
-    hardware: Hardware = instantiate(json.loads(node))
+    hardware: Hardware = make(json.loads(node))
     return hardware
 
 
@@ -128,7 +150,7 @@ def load_policy(cfg: Config) -> Policy:
 
 def load_kv(cfg: Config, hardware: Hardware) -> KVCache:
     tokens = cfg["limits"].get("kv_pool_tokens") or hardware.kv_pool_tokens()
-    kv: KVCache = instantiate(cfg["kv"])(num_tokens=tokens)
+    kv: KVCache = make(cfg["kv"])(num_tokens=tokens)
     return kv
 
 
@@ -172,6 +194,15 @@ class Predicted:
     fold: NDArray[np.int64] | None = None
     info: Mapping[str, Any] = field(default_factory=dict)
 
+    def first(self, n: int) -> Predicted:
+        """Those of the first n requests."""
+        return Predicted(
+            None if self.columns is None else self.columns.take(np.arange(n)),
+            None if self.ready is None else self.ready[:n],
+            None if self.fold is None else self.fold[:n],
+            self.info,
+        )
+
 
 def predict(cfg: Config, workload: Workload, prepared: Prepared) -> Predicted:
     """What the cell's predictor says about `workload`. An oracle is handed the truth, and takes no time."""
@@ -202,13 +233,13 @@ def name(cfg: Config, group: str) -> str:
     return (str(node.get("_target_", "none")).rsplit(".", 1)[-1] if isinstance(node, Mapping) else type(node).__name__).lower()
 
 
-def cell_names(cfg: Config, rate: float | None) -> dict[str, Any]:
+def cell_names(cfg: Config, load: float | None, rate: float | None) -> dict[str, Any]:
     """What a reader tells cells apart by: node names and numbers."""
     groups = ("policy", "predictor", "workload", "arrivals", "limits", "batching", "kv", "preemption", "hardware", "slo")
     names: dict[str, Any] = {group: name(cfg, group) for group in groups}
     chosen = cfg.get("choices") or {}
     names.update({group: chosen[group] for group in ("system", "setting") if chosen.get(group)})
-    return {**names, "load": cfg["load"], "rate": rate, "seed": cfg["seed"], "num_requests": cfg["num_requests"]}
+    return {**names, "load": load, "rate": rate, "seed": cfg["seed"], "num_requests": cfg["num_requests"]}
 
 
 def provenance(cfg: Config, dataset: Dataset, workload: Workload, hardware: Hardware) -> dict[str, Any]:

@@ -62,13 +62,13 @@ def cell_hash(cfg: Mapping[str, Any], prepared: Mapping[str, Any]) -> str:
 def fields(cfg: Mapping[str, Any]) -> dict[str, Any]:
     """Node names and numbers that a person tells cells apart by."""
     names = {group: "none" if name is None else name for group, name in cfg["choices"].items()}
-    return {**names, "load": cfg["load"], "rate": cfg["rate"], "seed": cfg["seed"], "num_requests": cfg["num_requests"]}
+    return {**names, "load": cfg["load"] if cfg["rate"] is None else None, "rate": cfg["rate"], "seed": cfg["seed"], "num_requests": cfg["num_requests"]}
 
 
 def cell_name(cfg: Mapping[str, Any], code: str) -> str:
     """A folder name: readable first, unique by its hash; at most 120 characters of [A-Za-z0-9._-]."""
     of = fields(cfg)
-    load = f"load{of['load']:g}" if of["rate"] is None else f"rate{of['rate']:g}"
+    load = f"rate{of['rate']:g}" if of["rate"] is not None else "asis" if of["load"] is None else f"load{of['load']:g}"
     words = [of.get(group) for group in ("policy", "predictor", "workload", "arrivals", "limits")]
     readable = "-".join(str(word) for word in (*words, load, f"seed{of['seed']}") if word is not None)
     return f"{re.sub(r'[^A-Za-z0-9._-]', '_', readable)[:100].lstrip('.')}-{code}"

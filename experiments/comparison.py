@@ -38,7 +38,7 @@ def paired(runs: pd.DataFrame) -> pd.DataFrame:
 
     Columns: SETTING fields, setting_name, load, rate (1/s), policy, predictor, variant, is_oracle, num_seeds, num_cells, absent
     ("seed: status"); of mean E2E over common seeds: difference to FCFS (s), ratio to FCFS, each with _low and _high (95 %) and
-    difference_seeds; gap_closed, gap_low, gap_high, gap_note (why there is no number).
+    difference_seeds; gap_closed, gap_closed_low, gap_closed_high, gap_note (why there is no number).
     """
     keys = (*SETTING, "load", *SCHEDULE, *VARIANT)
     runs = runs.reindex(columns=list(dict.fromkeys((*runs.columns, *keys, SCORE))))
@@ -86,7 +86,9 @@ def with_setting_names(frame: pd.DataFrame) -> pd.DataFrame:
 def compare(cells: Sequence[Cell]) -> pd.DataFrame:
     """`paired`, and what the cells measured: num_requests (a cell), num_counted, num_unfinished, num_rejected, num_censored
     (pooled); {series}_{mean,p50,p99} (s; s a token), {series}_{p50,p99}_open: only known to be at least that; goodput_rps (mean
-    over seeds), attainment (pooled), attainment_n, max_wait (s), max_wait_open, horizon (s), marks. Reads requests.parquet."""
+    over seeds), attainment (pooled), attainment_n, wait_share (of E2E, mean over seeds), max_wait (s), max_wait_open,
+    horizon (s), load_least and load_greatest (achieved by a seed's arrivals), num_after_arrivals (pooled) and
+    after_arrivals_share (the greatest of the seeds; see metrics.py), marks. Reads requests.parquet."""
     table = paired(load_runs(list(cells)))
     extra = [_measured([cells[i] for i in index]) for index in table["cells"]]
     return pd.concat([table.drop(columns="cells"), pd.DataFrame(extra)], axis=1)
@@ -103,11 +105,16 @@ def _measured(cells: Sequence[Cell]) -> dict[str, Any]:
         "num_met",
         "attainment_n",
         "attainment_undecided",
+        "num_after_arrivals",
     ):
         row[key] = int(sum(cell.metrics.get(key) or 0 for cell in done))
     row |= _pooled(done)
     row["goodput_rps"] = _over([cell.metrics.get("goodput_rps") for cell in done], np.mean)
     row["attainment"] = row["num_met"] / row["attainment_n"] if row["attainment_n"] else np.nan
+    row["wait_share"] = _over([cell.metrics.get("wait_share") for cell in done], np.mean)
+    row["after_arrivals_share"] = _over([cell.metrics.get("after_arrivals_share") for cell in done], np.max)
+    achieved = [_achieved_load(cell) for cell in done]
+    row["load_least"], row["load_greatest"] = _over(achieved, np.min), _over(achieved, np.max)
     row["max_wait"] = _over([cell.metrics.get("max_wait") for cell in done], np.max)
     row["max_wait_open"] = any("max_wait" in ((cell.summary or {}).get("flags") or {}) for cell in done)
     row["horizon"] = _over([((cell.summary or {}).get("window") or {}).get("horizon") for cell in done], np.mean)
@@ -116,6 +123,12 @@ def _measured(cells: Sequence[Cell]) -> dict[str, Any]:
         found.append("several cells share this row and a seed: they differ in a field that has no column here")
     row["marks"] = "; ".join(found)
     return row
+
+
+def _achieved_load(cell: Cell) -> float | None:
+    """The load that the counted arrivals came to; None where it is not known."""
+    load, rate, achieved = cell.fields.get("load"), cell.fields.get("rate"), cell.metrics.get("arrival_rps")
+    return load * achieved / rate if load and rate and achieved else None
 
 
 def mark_kind(mark: str) -> str:
@@ -221,6 +234,9 @@ def _setting_names(settings: Sequence[Key]) -> dict[Key, str]:
     telling = [i for i, _ in enumerate(SETTING) if len({key[i] for key in keys}) > 1]
     if not telling:
         telling = [i for i, field in enumerate(SETTING) if field in ("workload", "arrivals", "limits")]
+    at = SETTING.index("setting")
+    if len({key[at] for key in keys} - {None}) == len(keys):
+        telling = [at]  # a named setting says it all
     names = [", ".join(str(key[i]) for i in telling if key[i] is not None) for key in keys]
     return {key: f"({chr(97 + k % 26)}) {name}" for k, (key, name) in enumerate(zip(keys, names, strict=True))}
 

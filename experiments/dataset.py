@@ -84,6 +84,10 @@ class Workload:
     def __len__(self) -> int:
         return len(self.rows)
 
+    def first(self, n: int) -> Workload:
+        """The first n requests."""
+        return self if n == len(self) else Workload(self.dataset, self.rows[:n], self.arrival[:n], self.notes)
+
     @property
     def prompt_len(self) -> Ints:
         return self.dataset.prompt_len[self.rows]

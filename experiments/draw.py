@@ -37,9 +37,16 @@ def stream(seed: int, name: str) -> np.random.Generator:
 
 
 def draw(
-    dataset: Dataset, arrivals: Arrivals, n: int | None, rate: float | None, seed: int, *, resample: bool = False
+    dataset: Dataset,
+    arrivals: Arrivals,
+    n: int | None,
+    rate: float | None,
+    seed: int,
+    *,
+    resample: bool = False,
+    extra: int = 0,
 ) -> Workload:
-    """`n` requests (all rows when None) arriving at `rate` requests/s.
+    """`n` requests (all rows when None) arriving at `rate` requests/s, and `extra` more after them, as many as there are rows.
 
     Rows are drawn whole, without replacement, by the stream "rows" of `seed`; arrivals by the stream "arrivals". resample:
     take the rows again, in another order, as often as n needs; `notes` then count the repeats. A replay keeps the rows and
@@ -52,16 +59,21 @@ def draw(
     if n > have and not (resample and not isinstance(arrivals, Replay)):
         how = "a replay cannot repeat them" if isinstance(arrivals, Replay) else "resample=true repeats rows"
         raise ValueError(f"dataset {dataset.name} has {have} rows, {n} requests are asked for: {how}")
+    extra = extra if resample else min(extra, have - n)
     rng = stream(seed, "arrivals")
     if isinstance(arrivals, Replay):
-        rows: Ints = np.arange(n, dtype=np.int64)
-        times = arrivals.of(dataset).times(n, rate, rng)
+        rows: Ints = np.arange(n + extra, dtype=np.int64)
+        times = arrivals.of(dataset).times(n + extra, rate, rng)
     else:
-        rows = _rows(have, n, stream(seed, "rows"))
-        times = arrivals.times(n, rate, rng)
+        rows = _rows(have, n + extra, stream(seed, "rows"))
+        if extra and rate is not None and getattr(arrivals, "normalised", False):  # the first n fill n / rate seconds
+            more = arrivals.times(extra, rate, stream(seed, "further arrivals"))
+            times = np.concatenate((arrivals.times(n, rate, rng), n / rate + more))
+        else:
+            times = arrivals.times(n + extra, rate, rng)
     notes = {
         "draw": {"seed": seed, "num_requests": n, "num_repeats": max(n - have, 0)},
-        "arrivals": {**arrivals.describe(), "asked_rate": rate, **describe_arrivals(times)},
+        "arrivals": {**arrivals.describe(), "asked_rate": rate, **describe_arrivals(times[:n])},
     }
     return Workload(dataset, rows, times, notes)
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import copy
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lengthwise.predictors.fallback import KINDS, Fallback
+from lengthwise.predictors.latency import LatencyModel
 from lengthwise.predictors.predictions import Predictions
 from lengthwise.predictors.predictor import LengthPredictor
 from lengthwise.predictors.profiling import profile_latency
-from lengthwise.predictors.splits import out_of_fold
+from lengthwise.predictors.splits import joint_groups, out_of_fold
 
 from .cell import Config, load_dataset, make
 from .dataset import Dataset
@@ -29,55 +32,95 @@ def make_predictions(cfg: Config) -> Made:
     """(predictions of every dataset row, the fold each row was left out with, info) by NUM_FOLDS grouped folds.
 
     A predictor that says the same of every row is fitted once, on all rows, fold -1: it tells nothing of any row, while medians
-    that differ by fold would rank requests by fold. A fitted one (an artefact) predicts as it is, fold -1; it must count lengths
-    as the workload does, and must not have learned from the workload's prompts. The latency model is the predictor's own, or profiled here. Raises ValueError.
+    that differ by fold would rank requests by fold. A fitted one (an artefact) predicts as it is, fold -1; it must count
+    lengths as the workload does, and must not have learned from the workload's prompts. The latency model is the predictor's
+    own, or profiled here. A row whose prediction raises or is no length gets the training median: `predictions.fallback` says
+    which rows, info["fallback"] how many by kind. Raises ValueError, also when that is every row.
     """
     dataset = load_dataset(cfg)
     fitted: list[LengthPredictor] = []
+    guards: list[Fallback] = []
 
     def new() -> LengthPredictor:
-        predictor = make(cfg["predictor"])
+        node = cfg["predictor"]
+        predictor = make(node) if isinstance(node, Mapping) else copy.deepcopy(node)  # the caller's object is left as it was
         if not isinstance(predictor, LengthPredictor):
             raise ValueError(f"predictor gave a {type(predictor).__name__}, neither a LengthPredictor nor an oracle")
         fitted.append(predictor)
         return predictor
 
-    if new().fitted:
-        predictions, fold = _as_it_is(fitted[0], dataset)
+    median = new().training_median or float(np.median(dataset.output_len))
+
+    def guard(predictor: LengthPredictor) -> Fallback:
+        guards.append(Fallback(predictor, median))
+        return guards[-1]
+
+    fold = np.full(len(dataset), -1, dtype=np.int64)
+    if fitted[0].fitted:
+        _refuse_foreign(fitted[0], dataset)
+        predictions = guard(fitted[0]).predict_columns(dataset.prompts, dataset.prompt_len)
     elif not fitted[0].per_row:
         cut = np.zeros(len(dataset), dtype=bool) if dataset.censored is None else dataset.censored
         fitted[0].fit(dataset.prompts, dataset.prompt_len, dataset.output_len, cut)
-        predictions = fitted[0].predict_columns(dataset.prompts, dataset.prompt_len)
-        fold = np.full(len(dataset), -1, dtype=np.int64)
+        predictions = guard(fitted[0]).predict_columns(dataset.prompts, dataset.prompt_len)
     else:
         predictions, fold = out_of_fold(
-            new, dataset.prompts, dataset.prompt_len, dataset.output_len, dataset.censored, dataset.group, num_folds=NUM_FOLDS
-        )
+            new, dataset.prompts, dataset.prompt_len, dataset.output_len, dataset.censored,
+            joint_groups(dataset.group, dataset.prompts, len(dataset)), num_folds=NUM_FOLDS, guard=guard,
+        )  # fmt: skip
     predictor = fitted[-1]
-    profile = profile_latency(predictor, dataset.prompts, dataset.prompt_len)
-    latency = predictor.latency or profile.model
+    counts = {kind: n for kind in KINDS if (n := sum(one.counts[kind] for one in guards))}
+    _refuse_none(predictor, predictions, counts, guards)
+    latency, per_request, source = _latency(predictor, dataset, median)
+    marks = list(predictor.provenance.get("marks", []))
+    if counts:
+        marks.append(f"{sum(counts.values()) / len(dataset):.1%} of the rows have no usable prediction: the training median")
     info: dict[str, Any] = {
         "name": predictor.name,
         "unit": predictor.unit or dataset.unit,
         "num_folds": NUM_FOLDS if fold.max() >= 0 else 0,
         "latency": latency.as_dict(),
-        "latency_source": "declared" if predictor.latency else "profiled on the machine that prepared the study",
-        "ms_per_request": profile.single * 1e3,
-        "marks": list(predictor.provenance.get("marks", [])),
+        "latency_source": source,
+        "ms_per_request": per_request * 1e3,
+        "fallback": counts,
+        "fallback_len": median,
+        "marks": marks,
     }
     return predictions, fold, info
 
 
-def _as_it_is(predictor: LengthPredictor, dataset: Dataset) -> tuple[Predictions, NDArray[np.int64]]:
-    predictor.check_unit(dataset.unit)
+def _refuse_foreign(predictor: LengthPredictor, dataset: Dataset) -> None:
+    """Refuse a fitted predictor that counts lengths otherwise than the workload, or has learned from its prompts."""
+    if predictor.training_median is not None or predictor.unit is not None:  # else a stated length: nothing was learned
+        predictor.check_unit(dataset.unit)
     seen = predictor.has_seen(dataset.prompts) if dataset.prompts is not None else np.zeros(len(dataset), dtype=bool)
     if seen.any():
         raise ValueError(
             f"the artefact has learned from {seen.sum()} of the {len(dataset)} prompts of {dataset.name}, so its predictions "
             f"would not be out of sample; give the predictor itself (predictor={predictor.name}), which is trained out of fold"
         )
-    columns = predictor.predict_columns(dataset.prompts, dataset.prompt_len.astype(np.float64))
-    return columns, np.full(len(dataset), -1, dtype=np.int64)
+
+
+def _refuse_none(
+    predictor: LengthPredictor, predictions: Predictions, counts: Mapping[str, int], guards: Sequence[Fallback]
+) -> None:
+    """Refuse a predictor that failed on every row: what is left would be a constant under its name."""
+    if predictions.fallback is None or not predictions.fallback.all():
+        return
+    kinds = ", ".join(f"{kind} {n}" for kind, n in counts.items())
+    error = next((one.first_error for one in guards if one.first_error), None)
+    raise ValueError(
+        f"predictor {predictor.name} gave no usable prediction for any of {len(predictions)} rows ({kinds})"
+        + (f"; the first error: {error}" if error else "")
+    )
+
+
+def _latency(predictor: LengthPredictor, dataset: Dataset, median: float) -> tuple[LatencyModel, float, str]:
+    """(the model that is charged, seconds of one prediction alone, where they come from)."""
+    if predictor.latency is not None:  # not timed again: a declared latency gives the same results anywhere
+        return predictor.latency, float(predictor.latency.ready_times([0.0])[0]), "declared"
+    profile = profile_latency(Fallback(predictor, median), dataset.prompts, dataset.prompt_len)
+    return profile.model, profile.single, "profiled on the machine that prepared the study"
 
 
 def _plain(node: Any) -> Any:

@@ -56,7 +56,7 @@ class Prepared:
     def needed(self, cfg: Cfg, *, make: bool = False) -> dict[str, Path]:
         """kind -> folder, of all that `cfg` needs; made when `make`, else perhaps absent."""
         found = {}
-        if cfg["rate"] is None:
+        if cfg["rate"] is None and cfg["load"] is not None:
             found["saturation"] = self._saturation(cfg) if make else self._path("saturation", cfg)
         if is_learned(cfg):
             found["predictions"] = self._predictions(cfg) if make else self._path("predictions", cfg)
@@ -73,7 +73,10 @@ class Prepared:
     def _predictions(self, cfg: Cfg) -> Path:
         def write(folder: Path) -> str:
             predictions, fold, info = make_predictions(dict(cfg))
-            columns = {"score": predictions.score, "point": predictions.point, "survival": predictions.survival, "fold": fold}
+            columns = {
+                "score": predictions.score, "point": predictions.point, "survival": predictions.survival,
+                "fallback": predictions.fallback, "fold": fold,
+            }  # fmt: skip
             arrays = {key: np.ascontiguousarray(column) for key, column in columns.items() if column is not None}
             np.savez(folder / "columns.npz", **arrays)  # type: ignore[arg-type]
             _write_json(folder / "info.json", info)
@@ -119,7 +122,7 @@ def locked(path: Path) -> Iterator[None]:
 @lru_cache(maxsize=4)
 def _read_predictions(path: Path) -> Made:
     with np.load(path / "columns.npz") as columns:
-        made = Predictions(columns["score"], *(columns.get(key) for key in ("point", "survival")))
+        made = Predictions(columns["score"], *(columns.get(key) for key in ("point", "survival", "fallback")))
         return made, columns["fold"], json.loads((path / "info.json").read_text())
 
 

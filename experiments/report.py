@@ -25,7 +25,7 @@ MODES = ("offline", "online", "off")
 FACTS = {  # what the heading tells of each cell's provenance
     "hardware": ("name", "model", "form", "held_out_error", "validated"),
     "workload": ("name", "unit", "source", "num_rows", "dropped", "max_new_tokens"),
-    "predictor": ("name", "unit", "num_folds"),
+    "predictor": ("name", "unit", "num_folds", "fallback"),
 }
 OF_A_CELL = ("config_hash", "seed", "arrivals", "draw")  # differ from cell to cell and stand in its summary.json
 
@@ -72,9 +72,21 @@ def heading(name: str, cells: Sequence[Cell], table: pd.DataFrame) -> list[Line]
     if censored:
         share = f"{100 * censored / counted:.1f}%"
         lines.append([(f"censored answers: {share} of the requests; their observed length is taken for the true one", "dim")])
+    lines += [[(text, "dim")] for text in waiting(table)]
     for limits in distinct((cell.summary or {}).get("slo") for cell in done):
         lines.append([(f"SLO (s): {told(limits) or 'none'}", "dim")])
     return lines
+
+
+def waiting(table: pd.DataFrame) -> list[str]:
+    """How much there is for an order to win: waiting before the first step as a share of E2E under FCFS, by load."""
+    parts = []
+    fcfs = table[(table["policy"] == "fcfs") & table["wait_share"].notna()]
+    for setting, rows in fcfs.groupby("setting_name", sort=False):
+        loads = ["" if load is None else f"load {load:g} " for load in rows["load"]]
+        shares = [f"{load}{100 * share:.1f}%" for load, share in zip(loads, rows["wait_share"], strict=True)]
+        parts.append(f"{setting}: {', '.join(shares)}")
+    return wrap(f"waiting, as a share of E2E under FCFS: {'; '.join(parts)}") if parts else []
 
 
 def record(name: str, cells: Sequence[Cell], table: pd.DataFrame) -> dict[str, Any]:

@@ -72,13 +72,15 @@ def compose(
     seed: int = 0,
     check: bool = False,
     window: Mapping[str, Any] | None = None,
+    resample: bool = False,
     **overrides: Any,
 ) -> dict[str, Any]:
     """A cell's config from the same nodes Hydra uses.
 
     Each part is the name of a config node ("srpt"), a mapping with `_target_`, or an object (`SRPT(overrun="clip")`, a
     Dataset). load: rate / saturation rate (0.8 unless load or rate, in requests/s, is given). window: warm_up, cool_down, unit
-    (seconds or share), as in `windows.window`. `overrides` replace fields of `limits`: `max_num_seqs=64`.
+    (seconds or share), as in `windows.window`. resample: draw rows again when there are fewer than num_requests. `overrides`
+    replace fields of `limits`: `max_num_seqs=64`.
     """
     parts = {
         "policy": policy, "predictor": predictor, "workload": workload, "arrivals": arrivals, "hardware": hardware,
@@ -96,7 +98,15 @@ def compose(
     if rate is None and load is None:
         load = 0.8
     choices = {group: part for group, part in parts.items() if isinstance(part, str)}
-    numbers = {"load": load, "rate": rate, "num_requests": num_requests, "seed": seed, "check": check, "window": window}
+    numbers = {
+        "load": load,
+        "rate": rate,
+        "num_requests": num_requests,
+        "seed": seed,
+        "check": check,
+        "window": window,
+        "resample": resample,
+    }
     return {**plain, **objects, **numbers, "choices": choices}
 
 

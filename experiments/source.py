@@ -35,11 +35,17 @@ class WorkloadSource:
     predictions: row i is request i's; None when there is no predictor. ready: when each prediction is there (s), None for at
     arrival. One that is there at arrival travels with it; else PREDICTION_READY follows, and attaches it. gate: the policy
     needs the prediction, so an arrival without it changes no plan and `peek` looks past it. A `timeout` column gives TIMEOUT
-    events, dropped when the request has ended.
+    events, dropped when the request has ended. measured: arrivals go on until the first `measured` requests have ended, and no
+    longer; None: all arrive. `num_born` requests have arrived so far.
     """
 
     def __init__(
-        self, workload: Workload, predictions: Predictions | None, ready: NDArray[np.float64] | None, gate: bool
+        self,
+        workload: Workload,
+        predictions: Predictions | None,
+        ready: NDArray[np.float64] | None,
+        gate: bool,
+        measured: int | None = None,
     ) -> None:
         n = len(workload)
         if predictions is not None and len(predictions) != n:
@@ -51,6 +57,8 @@ class WorkloadSource:
         timeout = workload.dataset.columns.get("timeout")
         timeout = None if timeout is None else np.asarray(timeout, dtype=np.float64)[workload.rows]
         self._simple = self._late is None and timeout is None  # nothing but arrivals
+        self._measured = n if measured is None else measured
+        self._to_end = self._measured if self._measured < n else n + 1  # measured requests that have not ended
         time, kind, rid, wakes = _events(arrival, ready, self._late, timeout, gate)
         # Views give Python numbers one at a time: as fast as lists, without holding a million of them.
         self._time: Any = time.data
@@ -60,7 +68,7 @@ class WorkloadSource:
         self._num_events = len(time)
         self._at = 0  # the next event
         self._wake = 0  # the next one that may change a plan, at or after it
-        self._num_born = 0
+        self.num_born = 0
         self._live: dict[int, Request] = {}  # requests that have events ahead of them
         self._held: dict[int, LengthDistribution] = {}  # predictions made, not ready yet
         self._births = _births(workload, predictions, self._late)
@@ -80,7 +88,7 @@ class WorkloadSource:
             request, _ = next(births)
             out.append(Event(request.arrival, ARRIVAL, request))
             at += 1
-        self._at = at
+        self._at = self.num_born = at
         self._peek = time[at] if at < end else INF
         return out
 
@@ -90,8 +98,10 @@ class WorkloadSource:
             self._at = at + 1
             rid, kind = rids[at], kinds[at]
             if kind == 0:  # an arrival
+                if not self._to_end:
+                    continue
                 request, prediction = next(self._births)
-                self._num_born += 1
+                self.num_born += 1
                 live[rid] = request
                 if prediction is not None:
                     held[rid] = prediction
@@ -104,7 +114,11 @@ class WorkloadSource:
         self._settle()
 
     def on_finish(self, request: Request, now: float) -> None:
-        """Forget a request that ended: what lay ahead of it is void."""
+        """Forget a request that ended: what lay ahead of it is void. The last measured one ends the arrivals."""
+        if request.rid < self._measured:
+            self._to_end -= 1
+            if not self._to_end and self._simple:
+                self._num_events, self._peek = self._at, INF
         if not self._simple:
             self._live.pop(request.rid, None)
             self._held.pop(request.rid, None)
@@ -112,12 +126,12 @@ class WorkloadSource:
 
     def _settle(self) -> None:
         """Move on to the next event that may change a plan. It only ever moves forward: void events stay void."""
-        end, wakes, kinds, rids, live, num_born = (
-            self._num_events, self._wakes, self._kind, self._rid, self._live, self._num_born,
+        end, wakes, kinds, rids, live, num_born, to_end = (
+            self._num_events, self._wakes, self._kind, self._rid, self._live, self.num_born, self._to_end,
         )  # fmt: skip
         wake = max(self._wake, self._at)
         while wake < end:
-            if wakes[wake] and (kinds[wake] == 0 or (rid := rids[wake]) >= num_born or rid in live):
+            if wakes[wake] and (to_end if kinds[wake] == 0 or rids[wake] >= num_born else rids[wake] in live):
                 break
             wake += 1
         self._wake = wake

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.stats import t as student
 
 Floats = NDArray[np.float64]
 
@@ -125,11 +124,18 @@ def _take(column: Seeds, seeds: Sequence[int]) -> Floats:
     return np.array([column[s] for s in seeds], dtype=np.float64)
 
 
+def _student(degrees: int) -> float:
+    """Half the width of a LEVEL interval, in standard errors."""
+    from scipy.stats import t  # half a second of import
+
+    return float(t.ppf(0.5 + LEVEL / 2, degrees))
+
+
 def _t_interval(x: Floats) -> tuple[float, float | None, float | None]:
     mean = float(x.mean())
     if x.size < 2:
         return mean, None, None
-    half = float(student.ppf(0.5 + LEVEL / 2, x.size - 1) * x.std(ddof=1) / math.sqrt(x.size))
+    half = float(_student(x.size - 1) * x.std(ddof=1) / math.sqrt(x.size))
     return mean, mean - half, mean + half
 
 
@@ -176,5 +182,5 @@ def gap_closed(baseline: Seeds, policy: Seeds, oracle: Seeds) -> GapClosed:
     rest = (n * base.mean() - base, n * mine.mean() - mine, n * best.mean() - best)  # (n - 1) x leave-one-out means
     left_out = (rest[0] - rest[1]) / (rest[0] - rest[2])
     error = math.sqrt((n - 1) / n * float(((left_out - left_out.mean()) ** 2).sum()))
-    half = float(student.ppf(0.5 + LEVEL / 2, n - 1)) * error
+    half = _student(n - 1) * error
     return GapClosed(share, share - half, share + half, n, bad, None, notes)

@@ -31,13 +31,15 @@ GROUPS = (
 )
 WIDTH = 160
 ENOUGH = 2000  # requests that a P99 wants: 20 beyond it
+TELLING = 0.02  # share of a seed's E2E that, once owed to the end of the arrivals, is told
 LEGEND = (
     "E2E vs FCFS: change of mean E2E, paired by seed (geometric mean of ratios), 95 % interval over seeds; below 0 is faster.",
     "gap closed: (FCFS - this) / (FCFS - the same policy with the oracle) of mean E2E, jackknife 95 % over seeds; "
-    "n/a: no gap at 95 %.",
+    "n/a: the paired 95 % interval of log(FCFS / oracle) holds 0, so no gap is shown (5 seeds or more are wanted).",
     "P50 and P99 are of the pooled requests of all seeds (linear interpolation); ~ marks a P99 of fewer than 2,000 requests.",
     "SLO met: of finished, failed, timed out and rejected requests and of cut-off ones that have already missed; seeds pooled.",
-    "* reads the true output lengths: a bound, not a method.",
+    "goodput: requests that met their SLO per second counted; at load >= 1 of the whole run, the time to run empty included.",
+    "* reads the true output lengths, which no method can: the mark to reach in the mean, no strict bound and none for tails.",
 )
 
 
@@ -96,11 +98,11 @@ def render(row: Any, note: str = "") -> Row:
     for key in SERIES:
         cells = [(">" if row.get(f"{key}_{part}_open") else "") + number(row[f"{key}_{part}"] * SCALE[key]) for part in PARTS]
         series[key] = [*cells[:2], cells[2] + few if cells[2] != "-" else "-"]
-    change = interval(*(100 * (row[f"ratio{end}"] - 1) for end in ("", "_low", "_high")), percent)
+    change = interval([100 * (row[f"ratio{end}"] - 1) for end in ("", "_low", "_high")], percent)
     gap = (
         row["gap_note"]
         or ("oracle" if row["predictor"] == "oracle" and row["is_oracle"] else "")
-        or interval(*(100 * row[f"gap_closed{end}"] for end in ("", "_low", "_high")), percent)
+        or interval([100 * row[f"gap_closed{end}"] for end in ("", "_low", "_high")], percent)
     )
     met = "-" if math.isnan(row["attainment"]) else f"{100 * row['attainment']:.1f}%"
     return [
@@ -110,7 +112,9 @@ def render(row: Any, note: str = "") -> Row:
     ]  # fmt: skip
 
 
-def interval(value: float, low: float, high: float, show: Callable[[float], str]) -> str:
+def interval(bounds: Sequence[float], show: Callable[[float], str]) -> str:
+    """ "value [low, high]" of (value, low, high)."""
+    value, low, high = bounds
     if math.isnan(value):
         return ""
     if math.isnan(low) or math.isnan(high):
@@ -143,6 +147,11 @@ def _blocks(frame: pd.DataFrame) -> Iterator[tuple[str, list[tuple[Any, str]], l
                 own.append(f"{row['num_unfinished']} of {row['num_counted']} requests unfinished: no mean, > is a lower bound")
             if row["num_rejected"]:
                 own.append(f"{row['num_rejected']} of {row['num_counted']} requests rejected at the door")
+            if row["load"] is not None and row["load"] < 1 and row["after_arrivals_share"] >= TELLING:
+                own.append(
+                    f"{row['num_after_arrivals']} of {row['num_counted']} requests ended after the last arrival, in one seed "
+                    f"{100 * row['after_arrivals_share']:.0f}% of its E2E: they would have waited longer had arrivals gone on"
+                )
             rows.append((row, f" [{len(notes) + 1}]" if own else ""))
             if own:
                 notes.append(f"[{len(notes) + 1}] {row['policy']} {row['predictor']}: {'; '.join(own)}")
@@ -157,7 +166,7 @@ def title(setting: str, load: Any, block: pd.DataFrame, marks: Sequence[str] = (
     counted = int(block["num_counted"].max() / max(seeds, 1))
     parts = [
         setting,
-        f"load {load:g}" if load == load and load is not None else "",
+        f"load {load:g}{_achieved(block)}" if load == load and load is not None else "",
         f"{number(block['rate'].mean())} requests/s",
     ]
     parts.append(
@@ -167,6 +176,12 @@ def title(setting: str, load: Any, block: pd.DataFrame, marks: Sequence[str] = (
     if load is not None and load >= 1:
         parts.append(f"OVERLOAD: results depend on the horizon, {block['horizon'].mean():.0f} s (N / rate)")
     return "  |  ".join(part for part in (*parts, *(mark for mark in marks if not mark.startswith("overload"))) if part)
+
+
+def _achieved(block: pd.DataFrame) -> str:
+    """What the arrivals of the seeds came to; a load below 1 that was above it for one seed is no small matter."""
+    low, high = block["load_least"].min(), block["load_greatest"].max()
+    return "" if math.isnan(low) or math.isnan(high) else f" (achieved {low:.2f} to {high:.2f})"
 
 
 def _widths(rows: Sequence[Row]) -> list[list[int]]:

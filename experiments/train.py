@@ -1,7 +1,8 @@
 """`lengthwise train`: fit a length predictor, score it honestly next to its baselines, and save it with its report.
 
 Scores are means over the three named grouped splits, on uncensored test rows; the saved artefact is then fitted on all rows,
-or on the training rows of one split. A report always holds the constant, prompt-length and oracle rows.
+or on the training rows of one split. A report always holds the constant, prompt-length and oracle rows: a score says little
+without its floor and its ceiling.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from lengthwise.predictors.profiling import profile_latency
 from lengthwise.predictors.prompt_length import PromptLength
 from lengthwise.predictors.ridge import Ridge
 from lengthwise.predictors.scores import score
-from lengthwise.predictors.splits import SPLITS, named_split, prompt_groups, rows_as_groups
+from lengthwise.predictors.splits import SPLITS, joint_groups, named_split, time_split
 
 from .dataset import Dataset
 from .train_report import MIN_ROWS, label_shares, resample_ceiling, summarise, table
@@ -43,6 +44,7 @@ Make = Callable[[], LengthPredictor]
 BASELINES: Mapping[str, Callable[[], LengthPredictor | Oracle]] = {
     "constant": Constant, "prompt_length": PromptLength, "ridge": Ridge, "oracle": Oracle,
 }  # fmt: skip
+ALWAYS = ("constant", "prompt_length", "oracle")
 
 
 def train(
@@ -56,9 +58,11 @@ def train(
 ) -> dict[str, Any]:
     """Score `make_predictor()` and the baselines in the named splits, fit it, and return the report (JSON values).
 
-    folder: where report.json and artefact/ are written; None writes nothing. split: rows the artefact learns from. progress:
-    told what is done. Times are in the report's `volatile` section; the rest is the same for the same rows. Raises ValueError
-    on too few rows, on rows without text where the predictor needs it, and on unknown names.
+    folder: where report.json and artefact/ are written; None writes nothing. baselines: beside those that are ALWAYS there.
+    split: rows the artefact learns from: all, the training rows of a named split, or `time`: those that arrived first; the
+    artefact's scores on the rows left out are `held_out`. progress: told what is done. Times are in the report's `volatile`
+    section; the rest is the same for the same rows. Raises ValueError on too few rows, on rows without text where the predictor
+    needs it, and on unknown names.
     """
     predictor = make_predictor()
     _refuse(dataset, predictor, baselines, split)
@@ -69,19 +73,24 @@ def train(
 
     rows, fit_time = _scored(dataset, make_predictor, group, cut, say)
     others: dict[str, Any] = {}
-    for name in baselines:
+    wanted = {*baselines, *(name for name in ALWAYS if name != predictor.name or name == "constant")}
+    for name in [name for name in BASELINES if name in wanted]:
         made = BASELINES[name]
         if getattr(made, "needs_text", False) and dataset.prompts is None:
             others[name] = {"skipped": "the rows have no prompt text"}
         else:
             others[name] = summarise(_scored(dataset, made, group, cut, say)[0])
 
-    learn = np.arange(len(dataset)) if split == "all" else named_split(split, group)[0]
+    learn, left_out = _split(dataset, split, group)
     say(f"{predictor.name}: fitting on {len(learn)} rows")
     begin = time.perf_counter()
     _fit(predictor, dataset, learn, cut, group)
     volatile["fit_s"] = {"splits": fit_time, "artefact": time.perf_counter() - begin}
     predictor.unit = dataset.unit
+    held_out = None
+    if left_out.size:
+        predictions = predictor.predict_columns(_texts(dataset, left_out), dataset.prompt_len[left_out])
+        held_out = score(predictions, dataset.output_len[left_out], cut[left_out])
     profile = profile_latency(predictor, dataset.prompts, dataset.prompt_len)
     if predictor.latency is None:
         predictor.latency = profile.model
@@ -104,6 +113,7 @@ def train(
         "labels": label_shares(dataset.output_len, cut),
         "splits": list(SPLITS),
         "split": split,
+        "held_out": held_out,
         "metrics": summarise(rows),
         "baselines": others,
         "resample_ceiling": resample_ceiling(dataset, cut),
@@ -122,10 +132,8 @@ def train(
 
 
 def groups_of(dataset: Dataset) -> NDArray[np.int64]:
-    """The dataset's groups (N,); without any, near-duplicate prompts make them; without text, each row is its own."""
-    if dataset.group is None and dataset.prompts is not None:
-        return prompt_groups(dataset.prompts)
-    return rows_as_groups(dataset.group, len(dataset))
+    """What no split may divide (N,): the dataset's groups, joined where prompts are near duplicates; else each row."""
+    return joint_groups(dataset.group, dataset.prompts, len(dataset))
 
 
 def _refuse(dataset: Dataset, predictor: Any, baselines: Sequence[str], split: str) -> None:
@@ -141,8 +149,20 @@ def _refuse(dataset: Dataset, predictor: Any, baselines: Sequence[str], split: s
     unknown = [name for name in baselines if name not in BASELINES]
     if unknown:
         raise ValueError(f"baseline {unknown[0]!r} is not one of {', '.join(BASELINES)}")
-    if split != "all" and split not in SPLITS:
-        raise ValueError(f"split={split!r}: choose all, {', '.join(SPLITS)}")
+    if split not in ("all", *SPLITS, "time"):
+        raise ValueError(f"split={split!r}: choose all, {', '.join(SPLITS)}, time")
+    if split == "time" and dataset.arrival is None:
+        raise ValueError(f"split=time: workload {dataset.name} has no arrival times")
+
+
+def _split(dataset: Dataset, split: str, group: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Rows to learn from, and rows to score on: none when all are learned from."""
+    if split == "all":
+        return np.arange(len(dataset)), np.arange(0)
+    if split == "time":
+        assert dataset.arrival is not None
+        return time_split(dataset.arrival, group)
+    return named_split(split, group)
 
 
 def _texts(dataset: Dataset, rows: NDArray[np.int64]) -> list[str] | None:

@@ -95,6 +95,9 @@ def table(report: Mapping[str, Any]) -> str:
         label = f"{band['from']}+" if band["to"] is None else f"{band['from']}-{band['to']}"
         cells = [band["share"], band["num_censored"], band["mae"], band["bias"]]
         lines.append(f"{label:<15}" + "".join(f"{_number(c):>10}" for c in cells))
+    if held := report.get("held_out"):
+        lines += ["", f"held out by split {report['split']}: {held['n']} rows, tau-b {_number(held['kendall_tau'])}, "
+                  f"MAE {_number(held['mae'])}"]  # fmt: skip
     ceiling = report["resample_ceiling"]
     known = ceiling["kendall_tau"]
     lines += ["", "re-sample ceiling: " + (f"tau-b {known:.3f}" if known is not None else f"unknown, {ceiling['reason']}")]

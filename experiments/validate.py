@@ -26,8 +26,12 @@ def validate(cfg: Mapping[str, Any]) -> None:
             _whole(f"limits.{key}", value, least)
     if cfg["rate"] is not None:
         _positive("rate", cfg["rate"])
-    if cfg["load"] is not None or cfg["rate"] is None:
+    if cfg["load"] is not None:
         _positive("load", cfg["load"])
+    elif cfg["rate"] is None and not getattr(make(cfg["arrivals"]), "keeps_times", False):
+        raise ValueError(
+            f"load=null and rate=null: arrivals={cfg['choices'].get('arrivals')} needs a load, or a rate in requests/s"
+        )
     for key in ("ttft", "tpot", "e2e"):
         if cfg["slo"].get(key) is not None:
             _positive(f"slo.{key}", cfg["slo"][key])

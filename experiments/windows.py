@@ -58,14 +58,14 @@ def window(
     """The window for arrivals (N,) in s, sorted. rate: requests/s; without it N / last arrival.
 
     unit: warm_up and cool_down in seconds of the horizon, or as shares of the N requests (0.1 of 20 requests: 2 requests).
-    At load >= 1 both are ignored: everything counts. Raises ValueError when nothing would be left.
+    At load >= 1, or when all arrive at 0, both are ignored: everything counts. Raises ValueError when nothing would be left.
     """
     n = len(arrival)
     if n == 0:
         raise ValueError("no arrivals, no window")
     last = float(arrival[-1])
     horizon = n / rate if rate else (last if last > 0 else None)
-    if load is not None and load >= 1:
+    if (load is not None and load >= 1) or last == 0.0:
         return Window(whole=True, horizon=horizon)
     if unit not in ("seconds", "share"):
         raise ValueError(f"unit {unit!r}: choose seconds or share")

@@ -27,8 +27,9 @@ KINDS: tuple[str, ...] = ("raised", "nan", "infinite", "negative", "invalid", "l
 class Fallback:
     """Wraps a fitted predictor. Each request's prediction is the predictor's, or a point at `length` tokens, counted.
 
-    length: by default the predictor's training median. deadline: seconds a prediction may take, None for no limit. Mutates
-    only `counts`.
+    length: by default the predictor's training median. Where the predictor gives ranks alone, which are no lengths, the middle
+    of the good ones stands in. deadline: seconds a prediction may take, None for no limit. Mutates only its counts and
+    `first_error`, what the predictor raised first.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class Fallback:
         self.predictor, self.length, self.deadline = predictor, float(known), deadline
         self.counts: dict[str, int] = dict.fromkeys(KINDS, 0)
         self.num_predictions = 0
+        self.first_error: str | None = None
         self._timer = timer
 
     @property
@@ -60,8 +62,8 @@ class Fallback:
         begin = self._timer()
         try:
             rows = list(self.predictor.predict(requests))
-        except Exception as error:
-            log.warning("predictor %s failed on %d requests: %s", self.predictor.name, len(requests), error)
+        except Exception as error:  # whatever it is, the scheduler goes on
+            self._note(error, len(requests))
             return self._all("raised", len(requests))
         if self.deadline is not None and self._timer() - begin > self.deadline:
             return self._all("late", len(requests))
@@ -69,22 +71,64 @@ class Fallback:
             log.warning("predictor %s gave %d predictions for %d requests", self.predictor.name, len(rows), len(requests))
             return self._all("invalid", len(requests))
         self.num_predictions += len(rows)
-        return [self._checked(row) for row in rows]
+        checked = [(row, self._fault(row)) for row in rows]
+        ranks = [row.score for row, kind in checked if row.is_rank_only and not kind]
+        out = []
+        for row, kind in checked:
+            if kind:
+                self.counts[kind] += 1
+                middle = row.is_rank_only and ranks
+                row = LengthDistribution(_middle(ranks)) if middle else LengthDistribution.point(self.length)
+            out.append(row)
+        return out
 
     def predict_columns(self, prompts: Sequence[str] | None, prompt_len: NDArray[Any]) -> Predictions:
-        """The same in columns, (N,). Raises nothing that the predictor raises."""
+        """The same in columns, (N,), with `fallback` saying where. Raises nothing that the predictor raises.
+
+        When a batch raises, its halves are tried, down to the rows that raise alone: rows are independent of their batch.
+        """
         n = len(prompt_len)
-        begin = self._timer()
-        try:
-            out = self.predictor.predict_columns(prompts, prompt_len)
-        except Exception as error:
-            log.warning("predictor %s failed on %d rows: %s", self.predictor.name, n, error)
-            return Predictions.from_points(np.array([d.score for d in self._all("raised", n)]))
-        late = self.deadline is not None and self._timer() - begin > self.deadline
-        if late or len(out) != n:
-            return Predictions.from_points(np.array([d.score for d in self._all("late" if late else "invalid", n)]))
         self.num_predictions += n
-        return self._replaced(out, self._faults(out))
+        begin = self._timer()
+        pieces, raised = self._pieces(prompts, prompt_len)
+        late = self.deadline is not None and self._timer() - begin > self.deadline
+        whole = all(len(out) == len(rows) for rows, out in pieces)
+        kinds = {(out.point is not None, out.survival is not None) for _, out in pieces}
+        if late or not whole or len(kinds) != 1:
+            faults = np.full(n, "late" if late else "invalid", dtype="<U8")
+            if not late:
+                faults[raised] = "raised"
+            return self._replaced(Predictions.from_points(np.full(n, self.length)), faults)
+        out = Predictions.concatenate([piece for _, piece in pieces])
+        faults = self._faults(out)
+        if raised.any():
+            place = np.zeros(n, dtype=np.int64)  # of each row in `out`; raised rows hold any, and are replaced
+            place[~raised] = np.arange(len(out))
+            out, faults = out.take(place), faults[place]
+            faults[raised] = "raised"
+        return self._replaced(out, faults)
+
+    def _pieces(
+        self, prompts: Sequence[str] | None, prompt_len: NDArray[Any]
+    ) -> tuple[list[tuple[range, Predictions]], NDArray[np.bool_]]:
+        """(rows, their predictions) of the largest batches that do not raise, in order, and the rows (N,) that raise alone."""
+        pieces: list[tuple[range, Predictions]] = []
+        raised = np.zeros(len(prompt_len), dtype=bool)
+        todo = [range(len(prompt_len))]
+        while todo:
+            rows = todo.pop()
+            part = slice(rows.start, rows.stop)
+            try:
+                out = self.predictor.predict_columns(None if prompts is None else prompts[part], prompt_len[part])
+                pieces.append((rows, out))
+            except Exception as error:  # whatever it is, the scheduler goes on
+                self._note(error, len(rows))
+                middle = len(rows) // 2
+                if middle:
+                    todo += [rows[middle:], rows[:middle]]
+                else:
+                    raised[part] = True
+        return pieces, raised
 
     def meet_deadline(self, predictions: Predictions, arrival: Floats, ready: Floats) -> tuple[Predictions, Floats]:
         """Predictions and the times (N,) in s they are there, with those later than `deadline` after arrival replaced at it."""
@@ -100,17 +144,18 @@ class Fallback:
         self.counts[kind] += n
         return [LengthDistribution.point(self.length) for _ in range(n)]
 
-    def _checked(self, row: LengthDistribution) -> LengthDistribution:
+    def _note(self, error: Exception, num_rows: int) -> None:
+        if self.first_error is None:  # once: a predictor that always fails must not fill a log
+            self.first_error = f"{type(error).__name__}: {error}"
+            log.warning("predictor %s failed on %d rows: %s", self.predictor.name, num_rows, self.first_error)
+
+    def _fault(self, row: LengthDistribution) -> str:
         columns = Predictions(np.array([row.score]))
         if row.is_point:
             columns = Predictions(columns.score, np.array([row.quantile(0.5)]))
         elif not row.is_rank_only:
             columns = Predictions(columns.score, None, np.array([[row.survival(e) for e in EDGES]]))
-        kind = str(self._faults(columns)[0])
-        if not kind:
-            return row
-        self.counts[kind] += 1
-        return LengthDistribution.point(self.length)
+        return str(self._faults(columns)[0])
 
     def _faults(self, predictions: Predictions) -> NDArray[np.str_]:
         """The kind of fault of each row, "" for none."""
@@ -131,16 +176,41 @@ class Fallback:
 
     def _replaced(self, predictions: Predictions, faults: NDArray[np.str_]) -> Predictions:
         bad = faults != ""
+        before = predictions.fallback
+        mask = bad if before is None else before | bad
         if not bad.any():
-            return predictions
+            return Predictions(predictions.score, predictions.point, predictions.survival, mask)
         for kind in KINDS:
             self.counts[kind] += int(np.count_nonzero(faults == kind))
-        score = np.where(bad, self.length, predictions.score)
+        ranks = predictions.score[~bad] if predictions.point is None and predictions.survival is None else np.zeros(0)
+        score = np.where(bad, _middle(ranks) if ranks.size else self.length, predictions.score)
         point = None if predictions.point is None else np.where(bad, self.length, predictions.point)
         survival = predictions.survival
         if survival is not None:
             survival = np.where(bad[:, None], _spike(self.length), np.asarray(survival, dtype=np.float64))
-        return Predictions(score, point, survival)
+        return Predictions(score, point, survival, mask)
+
+
+def like_the_others(parts: Sequence[Predictions]) -> list[Predictions]:
+    """The same parts, those that fell back as a whole (points) put as the others put theirs, so that they concatenate."""
+    lost = [p.fallback is not None and bool(p.fallback.all()) and p.point is not None for p in parts]
+    others = [p for p, is_lost in zip(parts, lost, strict=True) if not is_lost]
+    if not others or others[0].point is not None:
+        return list(parts)
+    ranks = np.concatenate([p.score for p in others])
+    out = []
+    for part, is_lost in zip(parts, lost, strict=True):
+        if is_lost and others[0].survival is None:
+            part = Predictions(np.full(len(part), _middle(ranks)), fallback=part.fallback)
+        elif is_lost:
+            spikes = np.array([_spike(x) for x in part.score]).reshape(-1, EDGES.size)
+            part = Predictions(part.score, None, spikes, part.fallback)
+        out.append(part)
+    return out
+
+
+def _middle(ranks: Sequence[float] | Floats) -> float:
+    return float(np.median(ranks))
 
 
 def _spike(length: float) -> Floats:

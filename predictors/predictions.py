@@ -17,11 +17,13 @@ Floats = NDArray[np.float64]
 @dataclass(frozen=True)
 class Predictions:
     """N predictions in columns. `score` (N,), lower = shorter; `point` (N,) tokens, or `survival` (N, len(EDGES)), or neither
-    for rank-only rows."""
+    for rank-only rows. `fallback` (N,): rows for which the predictor gave nothing usable and something else stands in (see
+    fallback.py); None where nobody looked."""
 
     score: Floats
     point: Floats | None = None
     survival: NDArray[np.floating] | None = None
+    fallback: NDArray[np.bool_] | None = None
 
     def __post_init__(self) -> None:
         n = len(self.score)
@@ -29,6 +31,8 @@ class Predictions:
             raise ValueError(f"point has shape {self.point.shape}, score has {n} rows")
         if self.survival is not None and self.survival.shape != (n, EDGES.size):
             raise ValueError(f"survival has shape {self.survival.shape}, expected {(n, EDGES.size)}")
+        if self.fallback is not None and self.fallback.shape != (n,):
+            raise ValueError(f"fallback has shape {self.fallback.shape}, score has {n} rows")
 
     def __len__(self) -> int:
         return len(self.score)
@@ -50,6 +54,7 @@ class Predictions:
             self.score[index],
             None if self.point is None else self.point[index],
             None if self.survival is None else self.survival[index],
+            None if self.fallback is None else self.fallback[index],
         )
 
     @classmethod
@@ -62,6 +67,9 @@ class Predictions:
             np.concatenate([p.score for p in parts]),
             np.concatenate([p.point for p in parts if p.point is not None]) if kinds[0][0] else None,
             np.concatenate([p.survival for p in parts if p.survival is not None]) if kinds[0][1] else None,
+            np.concatenate([np.zeros(len(p), dtype=bool) if p.fallback is None else p.fallback for p in parts])
+            if any(p.fallback is not None for p in parts)
+            else None,
         )
 
     def means(self) -> Floats:

@@ -5,13 +5,19 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .latency import LatencyModel
-from .predictor import LengthPredictor
+from .predictions import Predictions
+
+
+class Predicts(Protocol):
+    """A fitted predictor, or what guards one."""
+
+    def predict_columns(self, prompts: Sequence[str] | None, prompt_len: NDArray[Any]) -> Predictions: ...
 
 
 @dataclass(frozen=True)
@@ -28,7 +34,7 @@ class Profile:
 
 
 def profile_latency(
-    predictor: LengthPredictor,
+    predictor: Predicts,
     prompts: Sequence[str] | None,
     prompt_len: NDArray[Any],
     *,

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from .boosting import Booster
 from .calibration import Residuals, lift_censored, out_of_fold_columns, soft_log, soft_offset
+from .features import refuse_label_columns
 from .latency import LatencyModel
 from .predictions import Predictions
 from .predictor import Floats, LengthPredictor, State
@@ -52,6 +53,7 @@ class PromptLength(LengthPredictor):
         fold = grouped_folds(groups, min(self.num_folds, len(np.unique(groups))))
         offset = soft_offset(lens)
         x, observed = np.log1p(asked)[:, None], soft_log(lens, offset)
+        refuse_label_columns(x, ("log_tokens",), observed)
         y = lift_censored(self._out_of_fold(x, observed, fold), observed, cut)
         location = self._out_of_fold(x, y, fold)
         self._head = self._new().fit(x, y)

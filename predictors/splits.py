@@ -1,7 +1,8 @@
 """Grouped splits: rows that share a conversation or nearly a prompt are never on two sides.
 
 Three train/test splits are named once, "0", "1" and "2", and kept: rank correlations move by .04 between splits, so a number
-is quoted as the mean over them. Grouped folds give the out-of-fold predictions that a simulation may use.
+is quoted as the mean over them. Grouped folds give the out-of-fold predictions that a simulation may use. Split "time" learns
+from what came first, where rows have arrival times.
 """
 
 from __future__ import annotations
@@ -13,13 +14,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from .fallback import Fallback, like_the_others
 from .near_duplicates import prompt_groups
 from .predictions import Predictions
 from .predictor import LengthPredictor
 
 Ints = NDArray[np.int64]
 __all__ = [
-    "SPLITS", "grouped_folds", "named_split", "out_of_fold", "overlaps", "prompt_groups", "refuse_overlap", "rows_as_groups",
+    "SPLITS", "grouped_folds", "joint_groups", "named_split", "out_of_fold", "overlaps", "prompt_groups", "refuse_overlap",
+    "rows_as_groups", "time_split",
 ]  # fmt: skip
 
 log = logging.getLogger(__name__)
@@ -37,6 +40,12 @@ def rows_as_groups(group: ArrayLike | None, num_rows: int) -> Ints:
     if out.shape != (num_rows,):
         raise ValueError(f"group has shape {out.shape}, there are {num_rows} rows")
     return out
+
+
+def joint_groups(group: ArrayLike | None, prompts: Sequence[str] | None, num_rows: int) -> Ints:
+    """What no split may divide (N,): rows of one `group` and rows with near-duplicate prompts, as far as there are any."""
+    own = rows_as_groups(group, num_rows)
+    return own if prompts is None else prompt_groups(prompts, own)
 
 
 def _shuffled_groups(group: Ints, seed: int) -> tuple[Ints, Ints]:
@@ -68,6 +77,23 @@ def named_split(name: str, group: ArrayLike) -> tuple[Ints, Ints]:
     train_rows, test_rows = np.flatnonzero(~test), np.flatnonzero(test)
     refuse_overlap(groups, train_rows, test_rows)
     return train_rows, test_rows
+
+
+def time_split(arrival: ArrayLike, group: ArrayLike) -> tuple[Ints, Ints]:
+    """(train rows, test rows): the first rows to arrive, and the last TEST_SHARE of them, as a predictor in service meets them.
+
+    arrival (N,) in s, in any order; ties stay on one side. Rows of the last share whose group has arrived before are in
+    neither. Raises ValueError when nothing is left on a side.
+    """
+    times, groups = np.asarray(arrival, dtype=np.float64), np.asarray(group, dtype=np.int64)
+    if times.shape != groups.shape or not np.all(np.isfinite(times)):
+        raise ValueError(f"arrival of shape {times.shape} must be finite, one for each of {len(groups)} rows")
+    cut = np.sort(times)[int(np.ceil((1.0 - TEST_SHARE) * len(times)))] if len(times) > 1 else -np.inf
+    early = times < cut
+    train, test = np.flatnonzero(early), np.flatnonzero(~early & ~np.isin(groups, groups[early]))
+    if not (train.size and test.size):
+        raise ValueError(f"{len(times)} rows cannot be split by time: {train.size} before {cut:g} s, {test.size} new after")
+    return train, test
 
 
 def grouped_folds(group: ArrayLike, num_folds: int, seed: int = 0) -> Ints:
@@ -111,12 +137,14 @@ def out_of_fold(
     *,
     num_folds: int = 5,
     seed: int = 0,
+    guard: Callable[[LengthPredictor], Fallback] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> tuple[Predictions, Ints]:
     """A prediction for each of N rows by a predictor that was fitted without its group, and the fold (N,) of each row.
 
-    make_predictor: a new unfitted predictor each call. progress: called with (folds done, folds). Raises ValueError from
-    `fit`, and when no two groups are there.
+    make_predictor: a new unfitted predictor each call. guard: stands before each fitted predictor and replaces what it fails
+    to predict; without one, failures are raised. progress: called with (folds done, folds). Raises ValueError from `fit`, and
+    when no two groups are there.
     """
     n = len(prompt_len)
     groups = rows_as_groups(group, n)
@@ -132,12 +160,11 @@ def out_of_fold(
             None if prompts is None else [prompts[i] for i in train.tolist()],
             prompt_len[train], lengths[train], cut[train], group=groups[train],
         )  # fmt: skip
-        parts.append(
-            predictor.predict_columns(None if prompts is None else [prompts[i] for i in test.tolist()], prompt_len[test])
-        )
+        asked = None if prompts is None else [prompts[i] for i in test.tolist()]
+        parts.append((predictor if guard is None else guard(predictor)).predict_columns(asked, prompt_len[test]))
         places.append(test)
         log.info("out-of-fold %s: fold %d of %d, %d training rows", predictor.name, k + 1, num_folds, len(train))
         if progress is not None:
             progress(k + 1, num_folds)
     back = np.argsort(np.concatenate(places), kind="stable")
-    return Predictions.concatenate(parts).take(back), fold
+    return Predictions.concatenate(like_the_others(parts)).take(back), fold

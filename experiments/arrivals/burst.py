@@ -20,6 +20,11 @@ class Burst:
         if self.size is not None and self.size < 1:
             raise ValueError(f"burst size {self.size} must be at least 1")
 
+    @property
+    def keeps_times(self) -> bool:
+        """Whether no rate need be given."""
+        return self.size is None
+
     def times(self, n: int, rate: float | None, rng: np.random.Generator) -> Floats:
         """n arrival times (s): group k at k * size / rate; `rng` is not used."""
         if self.size is None:

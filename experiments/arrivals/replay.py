@@ -30,6 +30,11 @@ class Replay:
         if self.rescale and self.speedup != 1.0:
             raise ValueError(f"rescale sets the rate, so speedup {self.speedup} would have no effect: give one of them")
 
+    @property
+    def keeps_times(self) -> bool:
+        """Whether it has a rate of its own, so that none need be given."""
+        return not self.rescale
+
     def of(self, dataset: Dataset) -> Replay:
         """The replay of this dataset's arrivals. Raises ValueError when it has none."""
         if dataset.arrival is None:

@@ -28,6 +28,11 @@ class Staged:
         if not any(stage["rate"] > 0 for stage in self.stages):
             raise ValueError("no stage has a rate above 0")
 
+    @property
+    def keeps_times(self) -> bool:
+        """Whether no rate need be given: the stages state theirs."""
+        return True
+
     def times(self, n: int, rate: float | None, rng: np.random.Generator) -> Floats:
         """n arrival times (s). rate: mean rate over a round of stages; None keeps the rates as they are stated.
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.ticker import PercentFormatter
+from matplotlib.ticker import FuncFormatter
 
 from ..comparison import paired
 from . import style
@@ -87,6 +87,11 @@ def relative(runs: pd.DataFrame) -> pd.DataFrame:
     return table[table["policy"] != "fcfs"][columns].reset_index(drop=True)
 
 
+def percent(share: float) -> str:
+    """A share in whole percents; never a negative zero."""
+    return f"{round(100 * share)}%"
+
+
 def _panel(
     panel: Axes, block: pd.DataFrame, schedules: list[tuple[str, str]], colours: dict[str, str], limits: tuple[float, float]
 ) -> None:
@@ -95,7 +100,7 @@ def _panel(
     places = _places(schedules)
     panel.set_ylim(places[-1] + 0.6, -0.6)
     panel.set_yticks([])
-    panel.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    panel.xaxis.set_major_formatter(FuncFormatter(lambda x, _: percent(x)))
     panel.axvline(1.0, color=style.INK, linewidth=0.9, zorder=1)
     rows: dict[tuple[str, str], Any] = {(row["policy"], row["predictor"]): row for row in block.to_dict("records")}
     for y, schedule in zip(places, schedules, strict=True):
@@ -111,7 +116,7 @@ def _panel(
                     panel.plot(end, y, mark, ms=4, color=colour, clip_on=False, zorder=2)
         hollow = "oracle" in schedule[1]
         panel.plot(row["ratio"], y, "o", ms=4.6, mfc="white" if hollow else colour, mec=colour, mew=1.2, zorder=3)
-        text = row["gap_note"] or f"{100 * row['gap_closed']:.0f}%"
+        text = row["gap_note"] or percent(row["gap_closed"])
         if row["difference_seeds"] < row["num_cells"]:
             text += f" n={row['difference_seeds']}"
         told = not row["gap_note"] and not hollow

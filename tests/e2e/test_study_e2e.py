@@ -67,7 +67,7 @@ def test_a_study_ends_with_cells_table_and_figure(smoke):
     assert not list(study.glob(".tmp-*")) and not list((cwd / "runs/prepared").rglob("summary.json"))
 
 
-def test_a_second_run_computes_nothing_and_shows_the_same(smoke):
+def test_x_resume_a_second_run_computes_nothing_and_shows_the_same(smoke):
     cwd, first, second = smoke
     assert second.returncode == 0, second.stderr
     assert "4 cells, 4 of them complete" in second.stderr
@@ -75,7 +75,7 @@ def test_a_second_run_computes_nothing_and_shows_the_same(smoke):
     assert all(row["cached"] for row in manifest(cwd / "runs/smoke"))
 
 
-def test_same_cells_same_bytes_in_other_workers_with_another_hash_seed(smoke, tmp_path):
+def test_x3_same_cells_same_bytes_in_other_workers_with_another_hash_seed(smoke, tmp_path):
     """Basic launcher in one process, joblib in two: byte for byte the same results."""
     cwd, _, _ = smoke
     done = run("-m", "study=smoke", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", cwd=tmp_path, PYTHONHASHSEED="1")
@@ -115,7 +115,7 @@ def plugin(tmp_path):
     return tmp_path
 
 
-def test_plugins_launchers_and_failures_of_a_study_from_outside(plugin):
+def test_x5_plugins_launchers_and_failures_of_a_study_from_outside(plugin):
     done = run(*OWN, cwd=plugin, PYTHONPATH=str(plugin))
     assert done.returncode == 1
     assert "2 of 4 cells failed" in done.stderr and "RuntimeError: planted" in done.stderr
@@ -130,7 +130,7 @@ def test_plugins_launchers_and_failures_of_a_study_from_outside(plugin):
     assert again.returncode == 1 and "4 cells, 2 of them complete" in again.stderr
 
 
-def test_a_worker_killed_leaves_the_others_and_a_way_on(plugin):
+def test_x_resume_a_worker_killed_leaves_the_others_and_a_way_on(plugin):
     source = (plugin / "own.py").read_text()
     (plugin / "own.py").write_text(source.replace("raise RuntimeError('planted')", "os._exit(9)"))
     done = run(*OWN, "policy.broken=true,false", "seed=0", cwd=plugin, PYTHONPATH=str(plugin))
@@ -142,7 +142,7 @@ def test_a_worker_killed_leaves_the_others_and_a_way_on(plugin):
     assert not list((plugin / "runs/own").glob(".tmp-*"))
 
 
-def test_a_full_disk(tmp_path):
+def test_x9_a_full_disk(tmp_path):
     """2 MB: the error names the path and the free space, nothing half-written is left, and the exit is not zero."""
     disk = tmp_path / "disk"
     big = ["workload.num_rows=60000", "num_requests=60000"]

@@ -226,6 +226,14 @@ def test_fast_forward_is_single_step_over_thousands_of_tokens(case, scale):
     same(fast, play(case, plain=True, check=False))
 
 
+@given(case=cases(("srpt", "srpt_reestimate", "psjf", "aging_srpt")), factor=st.sampled_from((0.1, 1 / 3, 1.7)))
+@settings(max_examples=400)
+def test_fast_forward_is_single_step_with_predictions_that_round(case, factor):
+    asks = tuple(replace(a, prediction=LengthDistribution.point(a.prediction.mean() * factor)) for a in case.asks)
+    case = replace(case, asks=asks)
+    same(play(case), play(case, fast_forward=False))
+
+
 # --- truth stays in the executor --------------------------------------------------------------------------------------
 
 

@@ -90,7 +90,7 @@ def test_the_quickstart_table_is_what_was_measured(study):
     assert np.isnan(row["ratio_low"]) and row["gap_note"] == "n/a"  # one seed gives no interval, so no gap is shown
 
 
-def test_a_missing_cell_is_a_marked_gap_not_a_point(study):
+def test_n2_a_missing_cell_is_a_marked_gap_not_a_point(study):
     gone = next(study.glob("gamma-seqs64-srpt-gbdt-*"))
     shutil.rmtree(gone)
     runs = load_runs(study)
@@ -113,7 +113,7 @@ def test_the_figure_command(study, capsys):
     assert (study / "again.csv").read_bytes() == first
 
 
-def test_the_figure_command_fails_on_a_deleted_cell_unless_allowed(study, capsys):
+def test_n2_the_figure_command_fails_on_a_deleted_cell_unless_allowed(study, capsys):
     """Case N2."""
     shutil.rmtree(next(study.glob("gamma-seqs64-srpt-gbdt-*")))
     with pytest.raises(SystemExit, match=r"5 of 6 cells.*gamma-seqs64-srpt-gbdt-0\.95-0 is missing") as stop:

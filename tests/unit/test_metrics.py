@@ -205,6 +205,13 @@ def test_m10_a_share_is_a_share_of_requests_and_never_a_count():
         window(arrival, load=0.5, warm_up=0.5, cool_down=0.5, unit="share")
 
 
+def test_who_ended_after_the_last_arrival_is_counted():
+    """Arrivals at 0, 1, 2, 3 s, ends at 1, 2.5, 9, 4 s, three counted: one ended after 3 s, with 7 of 9.5 s of E2E."""
+    frame = table(arrival=[0.0, 1.0, 2.0, 3.0], first_token=[0.5, 1.5, 3.5, 3.5], finish=[1.0, 2.5, 9.0, 4.0])
+    m = measure(frame, window=Window(0.0, 3.0, False), run_end=9.0).metrics
+    assert m["num_after_arrivals"] == 1 and m["after_arrivals_share"] == pytest.approx(7 / 9.5)
+
+
 def test_at_load_one_and_above_everything_counts_and_the_horizon_is_said():
     arrival = np.arange(20.0)
     cut = window(arrival, load=1.2, rate=2.0, warm_up=5, cool_down=5)

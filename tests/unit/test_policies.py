@@ -327,3 +327,14 @@ def test_aging_refuses_keys_that_may_rise():
     """The declared bound is frozen at eligibility; a key that grows later would let later arrivals past it."""
     with pytest.raises(ValueError, match="may rise later"):
         Aging(SRPT("reestimate"), 40.0)
+
+
+def test_aging_refuses_a_key_that_rises_while_a_request_runs():
+    """Least attained service under Aging: who has run is passed by who came after the bound of its first key."""
+    try:
+        aging = Aging(LeastAttained(), 40.0)
+    except ValueError:
+        return
+    asks = (Ask(0.0, 4, 200, prediction=point(1.0)), Ask(1.0, 4, 10, prediction=point(1.0)))
+    result = play(Case(asks, max_num_seqs=1, cost="tick"), policy=aging)
+    assert result.finish[0] < result.finish[1]

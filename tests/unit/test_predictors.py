@@ -57,7 +57,7 @@ def fitted(make: type[LengthPredictor], num_rows: int = 200) -> LengthPredictor:
 
 
 @pytest.mark.parametrize("path", NODES, ids=lambda p: p.stem)
-def test_every_node_keeps_the_contract(path: Path, tmp_path: Path) -> None:
+def test_p6_every_node_keeps_the_contract(path: Path, tmp_path: Path) -> None:
     settings = node(path)
     if path.stem == "none":
         assert settings == {"_target_": None}
@@ -208,7 +208,7 @@ def test_lifting_moves_only_censored_labels_and_only_up() -> None:
     assert lifted[4] == 1.5 and lifted[5] == 3.0  # the mean of 1 and 2; nothing seen above 3
 
 
-def test_scores_leave_censored_rows_out_and_count_them() -> None:  # ten rows, three cut at 1000
+def test_p3_scores_leave_censored_rows_out_and_count_them() -> None:  # ten rows, three cut at 1000
     lengths = np.array([10, 20, 30, 40, 50, 60, 70, 1000, 1000, 1000])
     cut = lengths == 1000
     out = score(Predictions.from_points(lengths.astype(float)), lengths, cut)
@@ -217,7 +217,7 @@ def test_scores_leave_censored_rows_out_and_count_them() -> None:  # ten rows, t
     assert score(wrong, lengths, cut)["mae"] == 0.0 and score(wrong, lengths)["mae"] > 100.0
 
 
-def test_bands_show_the_tail_and_the_share_of_long_labels() -> None:
+def test_p2_bands_show_the_tail_and_the_share_of_long_labels() -> None:
     lengths = np.array([10, 100, 511, 512, 3000])
     rows = bands(np.full(5, 100.0), np.full(5, 100.0), lengths, np.array([False, False, False, False, True]))
     share = {row["from"]: row["share"] for row in rows}
@@ -230,7 +230,7 @@ def test_bands_show_the_tail_and_the_share_of_long_labels() -> None:
 # --- groups, splits, folds --------------------------------------------------------------------------------------------
 
 
-def test_near_duplicates_and_conversations_are_one_group() -> None:
+def test_p10_near_duplicates_and_conversations_are_one_group() -> None:
     long = "Write me a detailed essay about the history of the Roman Empire, "
     prompts = [long + "part one", "other", long.upper() + "PART TWO!", "other ", "third", "fourth"]
     assert prompt_groups(prompts).tolist() == [0, 1, 0, 1, 2, 3]
@@ -240,7 +240,7 @@ def test_near_duplicates_and_conversations_are_one_group() -> None:
         prompt_groups(["a", "b"], ["x"])
 
 
-def test_five_turns_of_a_hundred_conversations_and_twenty_duplicates_never_straddle() -> None:
+def test_p10_five_turns_of_a_hundred_conversations_and_twenty_duplicates_never_straddle() -> None:
     conversation = np.repeat(np.arange(100), 5)
     prompts = [f"turn {i} of its own" for i in range(500)]
     for i in range(20):
@@ -280,7 +280,7 @@ def test_named_splits_are_three_and_kept() -> None:
         grouped_folds([0, 1, 2, 3, 4], 6)
 
 
-def test_out_of_fold_predictions_come_from_models_that_have_not_seen_the_group() -> None:
+def test_p10_out_of_fold_predictions_come_from_models_that_have_not_seen_the_group() -> None:
     prompts, prompt_len, lengths, censored = synthetic_rows(120)
     group = np.arange(120) // 3
     seen: list[set[int]] = []
@@ -320,7 +320,7 @@ def test_features_are_named_and_see_what_they_name() -> None:
 
 
 @pytest.mark.parametrize("leak", [lambda y: y, lambda y: -np.log(y), lambda y: y**2 + 5])
-def test_a_column_that_is_or_orders_as_the_label_is_refused(leak: Any) -> None:
+def test_p10_a_column_that_is_or_orders_as_the_label_is_refused(leak: Any) -> None:
     _, _, lengths, _ = synthetic_rows(200)
     honest = np.random.default_rng(0).standard_normal(200) + np.log(lengths)
     refuse_label_columns(honest[:, None], ["honest"], lengths)
@@ -466,7 +466,7 @@ def survival_with(i: int, value: float) -> np.ndarray:
         (Predictions(np.array([-1.0, -2.0, -3.0])), "", 0),  # ranks may be negative
     ],
 )
-def test_whatever_a_predictor_does_requests_get_a_prediction_and_it_is_counted(out: Any, kind: str, num: int) -> None:
+def test_p7_whatever_a_predictor_does_requests_get_a_prediction_and_it_is_counted(out: Any, kind: str, num: int) -> None:
     requests = [Request(i, 0.0, 10) for i in range(3)]
     by_request, by_column = Fallback(Broken(out)), Fallback(Broken(out))
     rows = by_request.predict(requests)

@@ -41,7 +41,7 @@ def edit(folder, change):
     (folder / "summary.json").write_text(json.dumps(summary))
 
 
-def test_percentiles_are_of_the_pooled_requests(study):
+def test_n6_percentiles_are_of_the_pooled_requests(study):
     """Case N6: two shards, 99 x 1 s + 1 x 100 s and 100 x 1 s; the P99 of the 200 is 1 s, the mean of the P99s is not."""
     folder, _ = study
     cells = [cell for cell in read_cells(folder) if cell.fields["policy"] == "fcfs" and cell.fields["load"] == 0.9]
@@ -86,6 +86,22 @@ def test_unfinished_requests_take_the_mean_away_and_bound_the_tail(study):
     assert "unfinished: no mean" in text and ">" in text
 
 
+def test_below_load_one_what_the_end_of_the_arrivals_did_is_told(study):
+    """And so is the load that the arrivals achieved: 0.9 was asked, 0.81 to 1.08 came."""
+    folder, _ = study
+    cells = [cell for cell in read_cells(folder) if cell.fields["policy"] == "fcfs" and cell.fields["arrivals"] == "gamma"]
+    for cell in cells:
+        share, rate = (0.3, 1.2) if cell.fields["seed"] == 1 else (0.0, 0.9)
+        own = {"num_after_arrivals": 4, "after_arrivals_share": share, "arrival_rps": rate * cell.fields["rate"]}
+        edit(cell.folder, lambda s, own=own: s["metrics"].update(own))
+    table = compare(read_cells([cell.folder for cell in cells]))
+    row = table[table["load"] == 0.9].iloc[0]
+    assert (row["load_least"], row["load_greatest"]) == pytest.approx((0.81, 1.08)) and row["num_after_arrivals"] == 12
+    text = text_of(page(table))
+    assert "load 0.9 (achieved 0.81 to 1.08)" in text and "load 1.2 (achieved 1.08 to 1.44)" in text
+    assert text.count("in one seed 30% of its E2E") == 1  # told once, at load 0.9
+
+
 def test_differences_are_paired_by_seed(study):
     folder, _ = study
     runs = load_runs(folder)
@@ -111,7 +127,7 @@ def test_the_gap_is_not_told_where_there_is_none(study):
     assert np.allclose(oracle["gap_closed"], 1.0)
 
 
-def test_a_missing_seed_is_counted_and_not_filled_in(study):
+def test_n4_a_missing_seed_is_counted_and_not_filled_in(study):
     """Case N4: 3 seeds of which one failed: n = 2, and the seed is named."""
     folder, rows = study
     bad = next(r for r in rows if r["fields"]["policy"] == "srpt" and r["fields"]["seed"] == 1)
@@ -122,7 +138,7 @@ def test_a_missing_seed_is_counted_and_not_filled_in(study):
     assert "2 of 3 seeds (seed 1: failed)" in text_of(page(table))
 
 
-def test_a_row_without_any_cell_stays_as_a_gap(study):
+def test_n2_a_row_without_any_cell_stays_as_a_gap(study):
     folder, rows = study
     for row in rows:
         if row["fields"]["predictor"] == "gbdt" and row["fields"]["load"] == 0.9:
@@ -181,7 +197,7 @@ def test_finish_writes_everything_and_the_same_bytes_twice(study, capsys):
     assert str(folder) not in first["study.json"].decode() + first["table.md"].decode()
 
 
-def test_finish_with_failed_cells_says_how_many(study, capsys):
+def test_n2_finish_with_failed_cells_says_how_many(study, capsys):
     folder, rows = study
     rows[5]["status"] = "failed"
     shutil.rmtree(folder / rows[8]["folder"])

@@ -37,7 +37,7 @@ def runs_of(folder):
     return sorted(path for path in (folder / "wandb").iterdir() if path.name.startswith("offline-run"))
 
 
-def test_one_run_per_cell_and_a_second_mirror_adds_nothing(study):
+def test_x8_one_run_per_cell_and_a_second_mirror_adds_nothing(study):
     folder, rows = study
     before = dict(os.environ)
     assert mirror(folder, rows) == {"mirrored": 4, "skipped": 0, "failed": 0, "error": None}
@@ -52,7 +52,7 @@ def test_one_run_per_cell_and_a_second_mirror_adds_nothing(study):
     assert runs_of(folder) == runs
 
 
-def test_what_a_run_holds(study, monkeypatch):
+def test_x8_what_a_run_holds(study, monkeypatch):
     folder, rows = study
     seen, logged = [], []
     init = wandb.init
@@ -74,7 +74,7 @@ def test_what_a_run_holds(study, monkeypatch):
     assert isinstance(logged[0]["histogram/ttft"], wandb.Histogram) and sum(logged[0]["histogram/e2e"].histogram) == 30
 
 
-def test_a_run_that_raises_is_counted_and_the_others_are_mirrored(study, monkeypatch):
+def test_x8_a_run_that_raises_is_counted_and_the_others_are_mirrored(study, monkeypatch):
     folder, rows = study
     init = wandb.init
 
@@ -93,7 +93,7 @@ def test_a_run_that_raises_is_counted_and_the_others_are_mirrored(study, monkeyp
     assert len(runs_of(folder)) == 4
 
 
-def test_a_run_that_breaks_half_way_leaves_nothing_behind(study, monkeypatch):
+def test_x9_a_run_that_breaks_half_way_leaves_nothing_behind(study, monkeypatch):
     folder, rows = study
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "copyfile", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
@@ -103,7 +103,7 @@ def test_a_run_that_breaks_half_way_leaves_nothing_behind(study, monkeypatch):
     assert mirror(folder, rows)["mirrored"] == 4
 
 
-def test_a_mirror_that_cannot_start_loses_nothing(study, monkeypatch, capsys):
+def test_x9_a_mirror_that_cannot_start_loses_nothing(study, monkeypatch, capsys):
     folder, rows = study
     monkeypatch.setattr(wandb, "Settings", lambda **_: (_ for _ in ()).throw(RuntimeError("logger is broken")))
     finish(folder, rows, {"name": "x", "wandb": "offline"})
@@ -112,7 +112,7 @@ def test_a_mirror_that_cannot_start_loses_nothing(study, monkeypatch, capsys):
     assert json.loads((folder / "study.json").read_text())["num_complete"] == 4 and (folder / "quickstart.pdf").exists()
 
 
-def test_an_unwritable_place_is_a_failure_not_a_fallback(study):
+def test_x9_an_unwritable_place_is_a_failure_not_a_fallback(study):
     folder, rows = study
     (folder / "wandb").write_text("in the way")
     told = mirror(folder, rows)
@@ -126,7 +126,7 @@ def test_online_without_a_key_fails_at_once(study, monkeypatch):
     assert told["failed"] == 4 and "no W&B API key" in told["error"]
 
 
-def test_a_run_that_the_caller_has_open_stays_its_own(study, monkeypatch):
+def test_x8_a_run_that_the_caller_has_open_stays_its_own(study, monkeypatch):
     folder, rows = study
     for name in ("WANDB_CACHE_DIR", "WANDB_DATA_DIR", "WANDB_CONFIG_DIR"):  # of the caller's run
         monkeypatch.setenv(name, str(folder.parent / "theirs"))

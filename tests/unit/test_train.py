@@ -36,7 +36,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path
     return train(dataset(), GBDT, folder=folder), folder
 
 
-def test_a_report_holds_scores_of_three_splits_and_all_baselines(made: tuple[dict[str, Any], Path]) -> None:
+def test_p11_a_report_holds_scores_of_three_splits_and_all_baselines(made: tuple[dict[str, Any], Path]) -> None:
     report, folder = made
     assert json.loads((folder / "report.json").read_text()) == report
     metrics = report["metrics"]
@@ -50,7 +50,7 @@ def test_a_report_holds_scores_of_three_splits_and_all_baselines(made: tuple[dic
     assert base["oracle"]["crps"] < metrics["crps"] < base["constant"]["crps"]
 
 
-def test_a_report_counts_what_is_not_scored(made: tuple[dict[str, Any], Path]) -> None:
+def test_p3_a_report_counts_what_is_not_scored(made: tuple[dict[str, Any], Path]) -> None:
     report, _ = made
     rows = dataset()
     assert rows.censored is not None
@@ -139,7 +139,7 @@ def test_what_cannot_be_trained_is_refused(rows: Dataset, make: Any, options: di
         train(rows, make, **options)
 
 
-def test_near_duplicates_are_grouped_when_the_loader_has_not() -> None:
+def test_p10_near_duplicates_are_grouped_when_the_loader_has_not() -> None:
     rows = dataset()
     assert rows.prompts is not None
     twice = dataset(prompts=[*rows.prompts[:150], *rows.prompts[:150]], output_len=rows.output_len)
