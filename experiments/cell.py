@@ -149,9 +149,14 @@ def load_policy(cfg: Config) -> Policy:
 
 
 def load_kv(cfg: Config, hardware: Hardware) -> KVCache:
-    tokens = cfg["limits"].get("kv_pool_tokens") or hardware.kv_pool_tokens()
-    kv: KVCache = make(cfg["kv"])(num_tokens=tokens)
+    kv: KVCache = make(cfg["kv"])(num_tokens=pool_tokens(cfg, hardware))
     return kv
+
+
+def pool_tokens(cfg: Config, hardware: Hardware) -> int:
+    """Tokens of the KV pool: as the limits say, else what the hardware has left."""
+    given: int | None = cfg["limits"].get("kv_pool_tokens")
+    return hardware.kv_pool_tokens() if given is None else given
 
 
 def load_scheduler(cfg: Config, policy: Policy, kv: KVCache) -> Scheduler:
@@ -254,7 +259,7 @@ def provenance(cfg: Config, dataset: Dataset, workload: Workload, hardware: Hard
             "num_censored": 0 if censored is None else int(censored[workload.rows].sum()),
             **dict(dataset.notes), **dict(workload.notes),
         },
-        "kv_pool_tokens": cfg["limits"].get("kv_pool_tokens") or hardware.kv_pool_tokens(),
+        "kv_pool_tokens": pool_tokens(cfg, hardware),
         "seed": cfg["seed"],
     }  # fmt: skip
 

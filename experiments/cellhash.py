@@ -62,7 +62,13 @@ def cell_hash(cfg: Mapping[str, Any], prepared: Mapping[str, Any]) -> str:
 def fields(cfg: Mapping[str, Any]) -> dict[str, Any]:
     """Node names and numbers that a person tells cells apart by."""
     names = {group: "none" if name is None else name for group, name in cfg["choices"].items()}
-    return {**names, "load": cfg["load"] if cfg["rate"] is None else None, "rate": cfg["rate"], "seed": cfg["seed"], "num_requests": cfg["num_requests"]}
+    return {
+        **names,
+        "load": cfg["load"] if cfg["rate"] is None else None,
+        "rate": cfg["rate"],
+        "seed": cfg["seed"],
+        "num_requests": cfg["num_requests"],
+    }
 
 
 def cell_name(cfg: Mapping[str, Any], code: str) -> str:

@@ -5,6 +5,8 @@ Load is rate / saturation rate, so that one load means the same for every policy
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +18,7 @@ from lengthwise.sched.kv import Paged
 from lengthwise.sched.policies import FCFS
 from lengthwise.sched.preemption import recompute
 
-from .cell import Config, load_dataset, load_hardware
+from .cell import Config, load_dataset, load_hardware, pool_tokens
 from .dataset import Workload
 from .draw import stream
 from .source import WorkloadSource
@@ -34,27 +36,30 @@ class FinishTimes:
     def ended(self, request: Any, num_tokens: int, reason: str, now: float) -> None:
         if reason.startswith("rejected"):
             self.num_rejected += 1
-        else:
+        elif reason in ("stop", "length"):
             self.times.append(now)
 
 
 def saturation_key(cfg: Config) -> dict[str, Any]:
-    """What the rate depends on: limits, pool, hardware, lengths. Not policy, arrivals, load or seed."""
-    node = {k: v for k, v in cfg["kv"].items() if k in ("block_size", "watermark")}
-    return {"limits": dict(cfg["limits"]), "kv": node, "hardware": dict(cfg["hardware"]), "workload": dict(cfg["workload"])}
+    """What the rate depends on: limits, pool, hardware, lengths. Not system, policy, arrivals, load or seed: all are to be
+    compared at the same rates. An object (not a node) stands for itself, and cannot be written as JSON."""
+    parts = {part: cfg[part] for part in ("limits", "hardware", "workload")}
+    return {part: dict(node) if isinstance(node, Mapping) else node for part, node in parts.items()}
 
 
 def measure_saturation(cfg: Config) -> dict[str, Any]:
-    """20 x max_num_seqs requests at t = 0 (rows drawn with replacement by a fixed seed); completions per second between the
-    15 % and the 85 % completion. Raises ValueError when fewer than half are served."""
+    """20 x max_num_seqs requests at t = 0 (rows drawn by a fixed seed, without replacement where they suffice; nobody
+    times out); completions per second between the 15 % and the 85 % completion. Raises ValueError when fewer than half are
+    served."""
     dataset, hardware, limits = load_dataset(cfg), load_hardware(cfg), cfg["limits"]
     n = 20 * limits["max_num_seqs"]
     rng = stream(0, "saturation")
     rows = rng.permutation(len(dataset))[:n] if n <= len(dataset) else rng.integers(0, len(dataset), n)
-    workload = Workload(dataset, rows.astype(np.int64), np.zeros(n))
+    patient = replace(dataset, columns={k: v for k, v in dataset.columns.items() if k != "timeout"})
+    workload = Workload(patient, rows.astype(np.int64), np.zeros(n))
     clock, observer = SimulatedClock(), FinishTimes()
-    pool = limits.get("kv_pool_tokens") or hardware.kv_pool_tokens()
-    kv = Paged(pool, **saturation_key(cfg)["kv"])
+    pool = pool_tokens(cfg, hardware)
+    kv = Paged(pool)
     executor = SimulatedExecutor(clock, hardware.cost, workload.output_len.tolist())
     scheduler = Scheduler(
         FCFS(), Chunked(), kv, recompute(),

@@ -17,6 +17,7 @@ from .cell import Config, is_learned, run_cell
 from .learned import make_predictions, predictions_key
 from .run import Run
 from .saturation import measure_saturation, saturation_key
+from .validate import validate_numbers
 
 
 class OnTheFly:
@@ -50,7 +51,9 @@ def simulate(policy: Any = "fcfs", predictor: Any = "none", workload: Any = "syn
 
     Raises ValueError on an unknown name or field, naming the choices.
     """
-    return run_cell(compose(policy=policy, predictor=predictor, workload=workload, **options), OnTheFly())
+    cfg = compose(policy=policy, predictor=predictor, workload=workload, **options)
+    validate_numbers(cfg)
+    return run_cell(cfg, OnTheFly())
 
 
 def compose(

@@ -18,6 +18,18 @@ LIMITS = {"max_num_seqs": 1, "token_budget": 1, "max_model_len": 2, "kv_pool_tok
 
 def validate(cfg: Mapping[str, Any]) -> None:
     """Raises ValueError on a value no cell can have, and on nodes that cannot be built or do not fit each other."""
+    validate_numbers(cfg)
+    if cfg["wandb"] not in WANDB:
+        raise ValueError(f"wandb={cfg['wandb']!r}: choose {', '.join(WANDB)}")
+    if not isinstance(cfg["check"], bool):
+        raise ValueError(f"check={cfg['check']!r} must be true or false")
+    if not NAME.fullmatch(str(cfg["name"])) or cfg["name"] == "prepared":
+        raise ValueError(f"name={cfg['name']!r} must be a plain folder name of at most 100 of [A-Za-z0-9._-], not `prepared`")
+    _nodes(cfg)
+
+
+def validate_numbers(cfg: Mapping[str, Any]) -> None:
+    """Raises ValueError, naming the value and the limit, on a number no cell can have."""
     for key, least in LEAST.items():
         _whole(key, cfg[key], least)
     for key, least in LIMITS.items():
@@ -29,19 +41,11 @@ def validate(cfg: Mapping[str, Any]) -> None:
     if cfg["load"] is not None:
         _positive("load", cfg["load"])
     elif cfg["rate"] is None and not getattr(make(cfg["arrivals"]), "keeps_times", False):
-        raise ValueError(
-            f"load=null and rate=null: arrivals={cfg['choices'].get('arrivals')} needs a load, or a rate in requests/s"
-        )
+        chosen = (cfg.get("choices") or {}).get("arrivals")
+        raise ValueError(f"load=null and rate=null: arrivals={chosen} needs a load, or a rate in requests/s")
     for key in ("ttft", "tpot", "e2e"):
         if cfg["slo"].get(key) is not None:
             _positive(f"slo.{key}", cfg["slo"][key])
-    if cfg["wandb"] not in WANDB:
-        raise ValueError(f"wandb={cfg['wandb']!r}: choose {', '.join(WANDB)}")
-    if not isinstance(cfg["check"], bool):
-        raise ValueError(f"check={cfg['check']!r} must be true or false")
-    if not NAME.fullmatch(str(cfg["name"])) or cfg["name"] == "prepared":
-        raise ValueError(f"name={cfg['name']!r} must be a plain folder name of at most 100 of [A-Za-z0-9._-], not `prepared`")
-    _nodes(cfg)
 
 
 def nearest(name: str, names: Iterable[str]) -> str:

@@ -3,17 +3,18 @@
 from .batching import Batching
 from .kv import KVCache
 from .plan import Chunk, Failure, Finished, Outcome, Plan
-from .policy import FOREVER, Policy
+from .policy import FOREVER, INF, Policy
 from .ports import Clock, Event, EventKind, Executor, Observer, Predictor, Source, View
 from .prediction import EDGES, LengthDistribution
-from .preemption import Preemption
+from .preemption import Preemption, pause, recompute
 from .request import SLO, Phase, Request
 from .routing import Defer, Migration, Placement, Reject, Router
 from .scheduler import Scheduler
 from .serve import Stalled, serve
 
 __all__ = [
-    "EDGES", "FOREVER", "SLO", "Batching", "Chunk", "Clock", "Defer", "Event", "EventKind", "Executor", "Failure", "Finished",
-    "KVCache", "LengthDistribution", "Migration", "Observer", "Outcome", "Phase", "Placement", "Plan", "Policy", "Predictor",
-    "Preemption", "Reject", "Request", "Router", "Scheduler", "Source", "Stalled", "View", "serve",
+    "EDGES", "FOREVER", "INF", "SLO", "Batching", "Chunk", "Clock", "Defer", "Event", "EventKind", "Executor", "Failure",
+    "Finished", "KVCache", "LengthDistribution", "Migration", "Observer", "Outcome", "Phase", "Placement", "Plan", "Policy",
+    "Predictor", "Preemption", "Reject", "Request", "Router", "Scheduler", "Source", "Stalled", "View", "pause", "recompute",
+    "serve",
 ]  # fmt: skip

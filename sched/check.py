@@ -6,7 +6,8 @@ from .ledger import DECODING, PAUSED, PENDING, PREFILLING, WAITING, Ledger
 
 
 def check(ledger: Ledger, max_num_seqs: int) -> None:
-    """Assert that requests by phase, KV blocks, context and rows add up. Raises AssertionError naming what does not."""
+    """Assert that requests by phase, KV blocks, context and rows add up, and that times are in order. Raises AssertionError
+    naming what does not."""
     running = ledger.running.members
     groups = (
         (ledger.pending, PENDING), (ledger.prefilling, PREFILLING), (ledger.paused, PAUSED), (running, DECODING),
@@ -26,6 +27,9 @@ def check(ledger: Ledger, max_num_seqs: int) -> None:
     ended = counts["finished"] + counts["rejected"] + counts["aborted"] + counts["failed"]
     if counts["injected"] != there + ended:
         raise AssertionError(f"injected {counts['injected']} != present {there} + ended {ended}")
+    for r in running:
+        if not r.arrival <= r._first_scheduled <= r._first_token <= ledger.now:
+            raise AssertionError(f"{r!r} was scheduled at {r._first_scheduled} s, its first token came at {r._first_token} s")
     holders = [r for group in (ledger.prefilling, ledger.paused, running) for r in group]
     ledger.kv.check((r, ledger.capacity(r)) for r in holders)
     context = sum(r.prompt_len + ledger.generated(r) for r in running)

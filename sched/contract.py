@@ -44,7 +44,7 @@ class Hostile:
 
 
 def hostile(rng: np.random.Generator, num: int = 24, *, ample: bool = False, constant: float | None = None) -> Hostile:
-    """Draw a run. ample: memory and slots never bind, nobody aborts. constant: everybody's prediction is this point."""
+    """Draw a run. ample: memory never binds, nobody aborts. constant: everybody's prediction is this point."""
     prompts, outputs = rng.integers(1, 40, num), rng.geometric(1 / 12, num).clip(1, 60)
     pool = 100_000 if ample else int(rng.integers(112, 320))
     paged = (lambda: Paged(pool, 4, 0.0), lambda: Paged(pool, 16, 0.05), lambda: Contiguous(pool))

@@ -109,7 +109,10 @@ class Ledger:
     def enqueue(self, req: Request) -> None:
         req._phase = WAITING
         self.policy.on_arrival(req)
-        self.waiting.push(req, self.policy.key(req, self))
+        key = self.policy.key(req, self)
+        if key != key:  # NaN would sort anywhere and take others with it
+            raise ValueError(f"{type(self.policy).__name__} gives request {req.rid} the key {key}: {req!r}")
+        self.waiting.push(req, key)
 
     def schedule(self, req: Request) -> None:
         """Take `req` out of the waiting: it prefills, goes on prefilling, or (paused while decoding) decodes again."""
@@ -178,9 +181,11 @@ class Ledger:
         self.policy.on_finish(req)
 
     def abort(self, req: Request, failed: bool = False) -> bool:
-        """Drop a request in whatever phase, freeing what it holds. False if it had ended already."""
+        """Drop a request in whatever phase, freeing what it holds. False if it had ended already, or has not arrived."""
         phase = req._phase
         if phase == PENDING:
+            if req not in self.pending:  # it has not arrived
+                return False
             del self.pending[req]
         elif phase == WAITING:
             self.waiting.remove(req)

@@ -16,6 +16,10 @@ from .preemption import Preemption
 from .request import Phase, Request
 from .yielding import Yielding
 
+GIVES = frozenset({
+    "prediction", "distribution", "cached_len", "future_peak", "client", "program", "slo", "step_time", "preempt", "victim",
+})  # fmt: skip
+
 
 class Scheduler(Ledger):
     """One engine's scheduler: `add` requests, `plan` a step, `book` what came of it. It is also the policy's View.
@@ -40,6 +44,8 @@ class Scheduler(Ledger):
     ) -> None:
         if not 1 <= max_num_seqs <= token_budget:
             raise ValueError(f"max_num_seqs {max_num_seqs} must be from 1 to token_budget {token_budget}")
+        if missing := sorted(policy.needs - GIVES):
+            raise ValueError(f"{type(policy).__name__} needs {missing}; this scheduler gives {sorted(GIVES)}")
         super().__init__(policy, kv)
         self.batching = batching
         self.max_num_seqs = max_num_seqs
@@ -63,7 +69,9 @@ class Scheduler(Ledger):
     def add(self, req: Request) -> str | None:
         """Take a request in. Returns None, or why it was rejected at the door, with the numbers.
 
-        Mutates `req` (its phase; with `clip`, its max_new_tokens)."""
+        Mutates `req` (its phase; with `clip`, its max_new_tokens). Raises ValueError for one that was added before."""
+        if req._entry >= 0:
+            raise ValueError(f"request {req.rid} was added before: {req!r}")
         self.counts["injected"] += 1
         req._entry = self.counts["injected"]
         refused = refusal(
@@ -144,7 +152,7 @@ class Scheduler(Ledger):
         if not chunks and not yielded:
             if policy.rekey_decides:
                 steps = min(steps, running.steps_to_turn())  # type: ignore[assignment]
-            plan.repeat = int(min(kv.room(), steps))
+            plan.repeat = max(int(min(kv.room(), steps)), 1)
         return plan
 
     def _admit(self, chunks: list[Chunk], budget: int) -> bool:
@@ -190,7 +198,7 @@ class Scheduler(Ledger):
                 if order is not None:  # those who yielded stand in order again
                     order = policy.order(list(waiting), self)
             if req._phase == DECODING:
-                budget -= 1
+                budget -= 1 if self.batching.mixes else 0
             elif budget > 0:
                 budget -= self._add_chunk(chunks, req, budget)
         for req in passed:
@@ -245,7 +253,8 @@ class Scheduler(Ledger):
             if self.batching.fixed_batch:
                 self.num_padding += 1
                 self._padding_context += req.prompt_len + req._generated
-        for req, _ in outcome.failures:
-            self.abort(req, failed=True)
+        for req, why in outcome.failures:
+            if not self.abort(req, failed=True):
+                raise AssertionError(f"{req!r} cannot fail any more ({why}): it has ended")
         if self.checks:
             check(self, self.max_num_seqs)

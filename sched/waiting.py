@@ -37,11 +37,14 @@ class Waiting:
         return None
 
     def remove(self, req: Request) -> None:
-        """Take `req` out; its entry goes when it surfaces, at once when it is the first."""
+        """Take `req` out; its entry goes at once when it is the first, else when it surfaces or when most entries are stale."""
         self._num -= 1
         if self._heap and self._heap[0][4] is req:
             heappop(self._heap)
         req._ticket += 1
+        if len(self._heap) > 2 * self._num + 64:  # who left from the middle may never surface: behind shorter ones, say
+            self._heap = [e for e in self._heap if e[3] == e[4]._ticket]
+            heapify(self._heap)
 
     def __iter__(self) -> Iterator[Request]:
         """In no particular order."""

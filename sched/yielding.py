@@ -29,7 +29,7 @@ class Yielding:
             return max(ledger.paused, key=ledger.rank)
         victim = self.last_running()
         if victim is None:
-            raise AssertionError("KV is short and nobody holds any")
+            raise AssertionError(f"KV is short and {type(ledger.policy).__name__} names nobody to yield")
         return victim
 
     def last_running(self) -> Request | None:

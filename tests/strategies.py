@@ -6,6 +6,8 @@ smaller number keeps those before. Drawn one by one they would be few, small and
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from harness import BATCHING, COSTS, POLICIES, TICK, Ask, Case
 from hypothesis import strategies as st
@@ -67,4 +69,29 @@ def cases(draw: st.DrawFn, policies: tuple[str, ...] = tuple(POLICIES)) -> Case:
         clip=one_of(False, True),
         cost=one_of(*COSTS),
         asks=asks(draw(st.integers(0, 1 << 32)), one_of(*NUMBERS), one_of(0.0, 0.5, 1.0, 2.0, 4.0)),
+    )
+
+
+@st.composite
+def crowded(draw: st.DrawFn) -> Case:
+    """Runs in which requests yield to each other, mostly paused in place: few slots, a policy that preempts, one arrival a tick
+    or less, memory that sometimes runs out too, and prompts that are often the whole token budget."""
+
+    def one_of(*values):
+        return draw(st.sampled_from(values))
+
+    budget = one_of(40, 41, 48, 96)
+    seed, num = draw(st.integers(0, 1 << 32)), one_of(24, 20, 16, 12, 8)
+    some = asks(seed, num, one_of(2.0, 1.0, 3.0, 5.0))
+    whole = np.random.default_rng([seed, num]).random(num) < 0.2
+    return Case(
+        policy=one_of("psjf", "srpt", "srpt_reestimate", "priority", "aging_srpt"),
+        batching=one_of("prefill_first", "chunked", "mixed"),
+        pool=one_of(256, 200, 160, 4096),
+        block_size=one_of(4, 16, 7),
+        keeps_kv=one_of(True, True, True, False),
+        max_num_seqs=one_of(2, 3, 1, 4),
+        token_budget=budget,
+        cost=one_of(*COSTS),
+        asks=tuple(replace(a, prompt_len=min(budget, 48)) if w else a for a, w in zip(some, whole, strict=True)),
     )

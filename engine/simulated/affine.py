@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from lengthwise.sched import Chunk
 
-from .cost import INF, CostModel, HostOverhead
+from .cost import INF, CostModel, HostOverhead, not_negative
 
 
 class Affine(CostModel):
@@ -27,6 +27,10 @@ class Affine(CostModel):
         decode_base: float = 0.0,
         fitted_range: Mapping[str, float] | None = None,
     ) -> None:
+        not_negative(
+            base=base, per_row=per_row, per_context=per_context, per_prefill=per_prefill, per_attention=per_attention,
+            decode_base=decode_base,
+        )  # fmt: skip
         self.base, self.per_row, self.per_context = base, per_row, per_context
         self.per_prefill, self.per_attention, self.decode_base = per_prefill, per_attention, decode_base
         self.host = host or HostOverhead()

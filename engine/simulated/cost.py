@@ -24,8 +24,14 @@ class HostOverhead:
     row: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.step < 0 or self.row < 0:
-            raise ValueError(f"host overhead step={self.step}, row={self.row} must not be negative")
+        not_negative(step=self.step, row=self.row)
+
+
+def not_negative(**values: float) -> None:
+    """Raises ValueError, naming it, at the first value that is no finite number >= 0: time would run backwards, or stop."""
+    for name, value in values.items():
+        if not 0 <= value < INF:
+            raise ValueError(f"{name}={value} must be a finite number >= 0")
 
 
 class CostModel(ABC):

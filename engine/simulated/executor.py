@@ -8,7 +8,7 @@ from itertools import accumulate
 
 import numpy as np
 
-from lengthwise.sched import Chunk, Finished, Outcome, Plan, Request
+from lengthwise.sched import Chunk, Finished, Outcome, Phase, Plan, Request
 
 from .clock import SimulatedClock
 from .cost import INF, CostModel
@@ -45,7 +45,9 @@ class SimulatedExecutor:
         plan = ticket
         finish_at, heap, step = self._finish_at, self._heap, self._step
         for req in plan.leaves:
-            self._left[req.rid] = finish_at.pop(req.rid) - step
+            left = finish_at.pop(req.rid) - step
+            if req.phase < Phase.FINISHED:  # else it is gone for good
+                self._left[req.rid] = left
         for req in plan.joins:
             rid = req.rid
             at = finish_at[rid] = step + self._left.pop(rid)
@@ -98,6 +100,8 @@ class SimulatedExecutor:
 
     def _end_prefill(self, chunk: Chunk, finished: list[Finished]) -> None:
         req = chunk.request
+        if not 0 <= req.rid < len(self._output_lens):
+            raise ValueError(f"request {req.rid} has no true length: the executor was given {len(self._output_lens)}")
         emitted = chunk.start + chunk.length - req.prompt_len + 1  # the last chunk of prompt + n emits token n + 1
         left = min(self._output_lens[req.rid], req.max_new_tokens) - emitted
         if left <= 0:

@@ -10,7 +10,9 @@ from collections.abc import Mapping, Sequence
 
 from lengthwise.sched import Chunk
 
-from .cost import INF, CostModel, HostOverhead
+from .cost import INF, CostModel, HostOverhead, not_negative
+
+MAX_SHARPNESS = 32.0  # beyond it a power of microseconds underflows to 0, and a step would be free
 
 
 class Roofline(CostModel):
@@ -18,7 +20,7 @@ class Roofline(CostModel):
     + sum over chunks of (chunk + attention_flops x length x (start + length / 2) / attention rate), in seconds.
 
     n: tokens of the step (decoding rows + chunk tokens). compute = flops_per_token x n / (peak_flops x compute_efficiency);
-    memory = weight_bytes / (bandwidth x memory_efficiency); p = sharpness, 1 (both added) and up (the greater alone).
+    memory = weight_bytes / (bandwidth x memory_efficiency); p = sharpness, from 1 (both added) to 32 (the greater alone).
     attention_flops: per pair of a query and a key, 4 x layers x heads x head dim. base, token, row, decode and chunk are
     seconds. `host` is added. Williams et al., "Roofline" (CACM 2009), made smooth.
     """
@@ -56,8 +58,12 @@ class Roofline(CostModel):
         for name, value in positive.items():
             if not value > 0:
                 raise ValueError(f"{name}={value} must be above 0")
-        if not sharpness >= 1:
-            raise ValueError(f"sharpness={sharpness} must be at least 1")
+        if not 1 <= sharpness <= MAX_SHARPNESS:
+            raise ValueError(f"sharpness={sharpness} must be from 1 to {MAX_SHARPNESS}")
+        not_negative(
+            flops_per_token=flops_per_token, weight_bytes=weight_bytes, kv_bytes_per_token=kv_bytes_per_token,
+            attention_flops=attention_flops, base=base, token=token, row=row, decode=decode, chunk=chunk,
+        )  # fmt: skip
         self.host = host or HostOverhead()
         self.compute = flops_per_token / (peak_flops * compute_efficiency)  # s per token
         self.memory = weight_bytes / (bandwidth * memory_efficiency)  # s

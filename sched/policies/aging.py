@@ -6,6 +6,8 @@ request cannot be passed for ever: whoever arrives beta x key later is behind it
 
 from __future__ import annotations
 
+import math
+
 from ..policy import Policy
 from ..ports import View
 from ..request import Request
@@ -20,14 +22,16 @@ class Aging(Policy):
     """
 
     def __init__(self, policy: Policy, alpha: float) -> None:
-        if not alpha > 0:
-            raise ValueError(f"alpha={alpha} tokens/s must be > 0")
+        if not 0 < alpha < math.inf:
+            raise ValueError(f"alpha={alpha} tokens/s must be > 0 and finite")
         kind = type(policy)
         for method in ("order", "may_preempt", "victim"):
             if getattr(kind, method) is not getattr(Policy, method):
                 raise ValueError(f"Aging works on keys; {kind.__name__} overrides {method}")
         if policy.rekey_decides and kind.rekey_at is not Policy.rekey_at:
             raise ValueError(f"Aging bounds overtaking by the key at arrival; that of this {kind.__name__} may rise later")
+        if policy.drift > 0:
+            raise ValueError(f"Aging bounds overtaking by the key at arrival; that of {kind.__name__} rises as it runs")
         self.policy = policy
         self.alpha = alpha
         self.needs = policy.needs
@@ -40,6 +44,8 @@ class Aging(Policy):
         key = self.policy.key(req, view)
         if isinstance(key, tuple):
             raise ValueError(f"Aging needs a key in tokens; {type(self.policy).__name__} gives a tuple")
+        if key < 0:
+            raise ValueError(f"Aging needs a key in tokens; request {req.rid} has the key {key}")
         if req.prediction is not None and req.prediction.is_rank_only:
             raise ValueError(f"Aging needs a key in tokens; request {req.rid} has a rank-only prediction")
         return max(key, 1.0) + self.alpha * req.arrival

@@ -9,7 +9,7 @@ import pytest
 
 from lengthwise.experiments.dataset import Dataset
 from lengthwise.experiments.workloads import sharegpt
-from lengthwise.predictors.splits import PREFIX, normalised
+from lengthwise.predictors.near_duplicates import PREFIX, normalised
 
 pytestmark = pytest.mark.data
 

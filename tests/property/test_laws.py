@@ -9,7 +9,7 @@ import pytest
 from harness import POLICIES, Case, Result, play
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from strategies import cases
+from strategies import cases, crowded
 
 from lengthwise.sched import LengthDistribution, Phase, Policy, Request, Scheduler
 from lengthwise.sched.contract import Overtaking
@@ -202,6 +202,13 @@ PLAIN_LAWS = [
 @given(case=cases())
 @settings(max_examples=1000)
 def test_law(law, case):
+    law(case)
+
+
+@pytest.mark.parametrize("law", PLAIN_LAWS, ids=lambda law: law.__name__)
+@given(case=crowded())
+@settings(max_examples=500)
+def test_law_where_requests_yield(law, case):
     law(case)
 
 

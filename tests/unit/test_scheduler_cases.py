@@ -11,8 +11,9 @@ from harness import INF, POLICIES, TICK, Ask, Case, play
 
 from lengthwise.engine.simulated import SimulatedClock
 from lengthwise.engine.simulated.affine import Affine
-from lengthwise.sched import Event, EventKind, Failure, LengthDistribution, Phase, Request, Scheduler, Stalled, serve
+from lengthwise.sched import Event, EventKind, Failure, LengthDistribution, Outcome, Phase, Request, Scheduler, Stalled, serve
 from lengthwise.sched.batching import Chunked
+from lengthwise.sched.check import check
 from lengthwise.sched.contract import Overtaking
 from lengthwise.sched.kv import Paged
 from lengthwise.sched.policies import FCFS, PSJF, SJF, SRPT, Aging, Priority
@@ -468,3 +469,60 @@ def test_a_paused_request_comes_back_only_when_its_next_token_has_room():
     assert started(result, 2) == 1 and result.requests[1]._num_preemptions >= 1
     assert result.requests[1]._resumes[1] > result.finish[2]
     assert all(end == (n, "stop", end[2]) for n, end in zip((10, 8, 2), map(result.log.ended_at.get, range(3)), strict=True))
+
+
+def test_a_resumed_decode_takes_no_budget_from_a_step_without_decodes():
+    """Prefill first: 0 is paused; when 1 and 2 end it resumes, and a prompt of the whole budget comes in at once."""
+    urgent = Ask(0.1, 10, 5, 60, priority=0.0)
+    asks = (Ask(0.0, 10, 400, 400, priority=5.0), urgent, urgent, Ask(0.12, 64, 5, 60, priority=6.0))
+    case = Case(asks, "priority", batching="prefill_first", keeps_kv=True, max_num_seqs=2, token_budget=64, cost="even")
+    fast, single = play(case), play(case, fast_forward=False)
+    assert fast.log == single.log and fast.requests[3]._first_scheduled == fast.finish[1]
+
+
+def test_a_request_is_added_once():
+    scheduler = Scheduler(FCFS(), Chunked(), Paged(1 << 12), recompute())
+    request = Request(0, 0.0, 8, 8)
+    assert scheduler.add(request) is None
+    with pytest.raises(ValueError, match="request 0 was added before"):
+        scheduler.add(request)
+
+
+def test_a_key_that_is_no_number_is_refused_by_name():
+    scheduler = Scheduler(SJF(), Chunked(), Paged(1 << 12), recompute())
+    with pytest.raises(ValueError, match="SJF gives request 7 the key nan"):
+        scheduler.add(Request(7, 0.0, 8, 8, prediction=LengthDistribution(float("nan"), float("nan"))))
+
+
+def test_what_a_scheduler_cannot_give_is_refused():
+    class Probing(FCFS):
+        needs = frozenset({"probe"})
+
+    with pytest.raises(ValueError, match=r"Probing needs .*probe"):
+        Scheduler(Probing(), Chunked(), Paged(1 << 12), recompute())
+
+
+@pytest.mark.parametrize(
+    ("corrupt", "message"),
+    [
+        (lambda s, r: s.counts.update(injected=9), "injected 9"),
+        (lambda s, r: setattr(s.kv, "free", s.kv.free - 1), "KV blocks"),
+        (lambda s, r: setattr(s.running, "context_tokens", 3), "context 3 booked"),
+        (lambda s, r: setattr(r, "_phase", Phase.PAUSED), "stands among DECODING"),
+        (lambda s, r: setattr(r, "_first_token", 0.5 * r._first_scheduled - 1.0), "its first token came"),
+        (lambda s, r: setattr(s.waiting, "_num", 4), "counted 4"),
+    ],
+    ids=["requests", "blocks", "context", "phase", "times", "waiting"],
+)
+def test_the_checker_notices_what_does_not_add_up(corrupt, message):
+    scheduler = Scheduler(FCFS(), Chunked(), Paged(1 << 12), recompute(), max_num_seqs=4)
+    request = Request(0, 0.0, 8, 8)
+    scheduler.add(request)
+    plan = scheduler.plan(1.0)
+    scheduler.book(plan, Outcome(1, [2.0], 0))
+    check(scheduler, 4)
+    with pytest.raises(AssertionError, match="rows run, max_num_seqs is 0"):
+        check(scheduler, 0)
+    corrupt(scheduler, request)
+    with pytest.raises(AssertionError, match=message):
+        check(scheduler, 4)
