@@ -174,14 +174,17 @@ def title(setting: str, load: Any, block: pd.DataFrame, marks: Sequence[str] = (
         + (f", {counted:,} of them counted" if counted < a_cell else "")
     )
     if load is not None and load >= 1:
-        parts.append(f"OVERLOAD: results depend on the horizon, {block['horizon'].mean():.0f} s (N / rate)")
+        parts.append(f"OVERLOAD, a matter of the horizon: N / rate = {block['horizon'].mean():.0f} s")
     return "  |  ".join(part for part in (*parts, *(mark for mark in marks if not mark.startswith("overload"))) if part)
 
 
 def _achieved(block: pd.DataFrame) -> str:
     """What the arrivals of the seeds came to; a load below 1 that was above it for one seed is no small matter."""
     low, high = block["load_least"].min(), block["load_greatest"].max()
-    return "" if math.isnan(low) or math.isnan(high) else f" (achieved {low:.2f} to {high:.2f})"
+    asked = float(block["load"].iloc[0])
+    if math.isnan(low) or math.isnan(high) or max(asked - low, high - asked) <= 0.015 * asked:
+        return ""
+    return f" (achieved {low:.2f} to {high:.2f})"
 
 
 def _widths(rows: Sequence[Row]) -> list[list[int]]:

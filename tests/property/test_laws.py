@@ -216,7 +216,7 @@ def test_law_where_requests_yield(law, case):
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("law", PLAIN_LAWS, ids=lambda law: law.__name__)
 def test_law_at_length(law, policy):
-    settings(max_examples=3000)(given(case=cases((policy,)))(law))()
+    settings(max_examples=1500)(given(case=cases((policy,)))(law))()
 
 
 @given(case=cases(), scale=st.sampled_from((50, 130)))

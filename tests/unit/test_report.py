@@ -218,7 +218,7 @@ def test_marks_overload_and_oracles_are_told(study):
     edit(folder / marked["folder"], lambda s: s["provenance"].update(marks=["predictor transferred"]))
     text = text_of(page(compare(read_cells(folder))))
     assert "sjf gbdt: predictor transferred" in text and "oracle*" in text
-    assert "OVERLOAD: results depend on the horizon, 2 s (N / rate)" in text  # 40 / (1.2 x 20)
+    assert "OVERLOAD, a matter of the horizon: N / rate = 2 s" in text  # 40 / (1.2 x 20)
     assert "~" in text  # a P99 of 120 requests
 
 

@@ -526,3 +526,19 @@ def test_the_checker_notices_what_does_not_add_up(corrupt, message):
     corrupt(scheduler, request)
     with pytest.raises(AssertionError, match=message):
         check(scheduler, 4)
+
+
+@pytest.mark.parametrize(("prompt_len", "at_once"), [(64, True), (65, False)])
+def test_admission_keeps_the_watermark_free(prompt_len, at_once):
+    """10 blocks, 2 of them the watermark; 4 are taken: a prompt of 4 more blocks comes in, one of 5 waits."""
+    case = Case((Ask(0.0, 50, 10, 12), Ask(0.001, prompt_len, 4, 4)), pool=160, watermark=0.2, cost="even")
+    result = play(case)
+    assert (started(result, 1) == 1) == at_once
+    assert at_once or result.requests[1]._first_scheduled == result.finish[0]
+
+
+def test_nobody_is_evicted_whose_memory_turns_out_not_to_be_needed():
+    """W (last in order, 1 block) is not enough for X; V (8 blocks) is, and then W may stay."""
+    w, v = Ask(0.0, 9, 6, 6, priority=9.0), Ask(0.0, 120, 6, 6, priority=8.0)
+    result = play(Case((w, v, Ask(0.001, 120, 4, 6, priority=1.0)), "priority", pool=160, cost="even"))
+    assert [r._num_preemptions for r in result.requests] == [0, 1, 0]
