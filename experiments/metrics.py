@@ -201,7 +201,7 @@ def _throughput(
         return
 
     def between(name: str) -> Mask:
-        at = requests[name].to_numpy(np.float64)
+        at = np.asarray(requests[name], dtype=np.float64)
         return (at >= window.begin) & (at < window.end)
 
     out.put(names[0], int(between("finish").sum()) / seconds)

@@ -118,7 +118,7 @@ def _absent(value: Any) -> bool:
 def _lengths(column: pd.Series) -> Ints:
     numbers = pd.to_numeric(column, errors="coerce").astype("float64")
     _refuse(column, ~np.isfinite(numbers) | (numbers < 0) | (numbers != np.floor(numbers)), "not a whole number of tokens >= 0")
-    return numbers.to_numpy().astype(np.int64)
+    return np.asarray(numbers, dtype=np.int64)
 
 
 def _times(column: pd.Series, unit: str) -> tuple[Floats, Any]:
@@ -167,7 +167,7 @@ def _kept(
 
 def _flags(column: pd.Series) -> np.ndarray[Any, np.dtype[np.bool_]]:
     _refuse(column, ~column.isin([True, False]), "not true or false")
-    return column.to_numpy().astype(bool)
+    return np.asarray(column, dtype=np.bool_)
 
 
 def _texts(column: pd.Series, order: np.ndarray[Any, Any]) -> list[str]:

@@ -542,3 +542,22 @@ def test_nobody_is_evicted_whose_memory_turns_out_not_to_be_needed():
     w, v = Ask(0.0, 9, 6, 6, priority=9.0), Ask(0.0, 120, 6, 6, priority=8.0)
     result = play(Case((w, v, Ask(0.001, 120, 4, 6, priority=1.0)), "priority", pool=160, cost="even"))
     assert [r._num_preemptions for r in result.requests] == [0, 1, 0]
+
+
+def test_a_resumed_decode_takes_its_token_of_a_mixed_budget():
+    """P, paused for X, comes back in the step in which Y's long prompt starts: 7 tokens are left for Y, not 8."""
+    p, x = Ask(0.0, 4, 60, 60, priority=5.0), Ask(0.03, 3, 8, 8, priority=1.0)
+    case = Case((p, x, x, Ask(0.05, 40, 4, 4, priority=7.0)), "priority", max_num_seqs=2, token_budget=8, keeps_kv=True)
+    result = play(replace(case, cost="tick"))
+    assert result.requests[0]._num_preemptions == 1
+    step = result.log.steps[started(result, 3)]
+    assert step[3] == (0,) and step[5] + sum(c[2] for c in step[2]) == 8
+
+
+def test_a_preempted_decode_gives_no_budget_to_a_step_without_decodes():
+    """Prefill first: X's prompt is the whole budget. The slot it takes brings no token for Z beside it."""
+    d, x = Ask(0.0, 4, 60, 60, priority=9.0), Ask(0.2, 40, 4, 4, priority=1.0)
+    asks = (d, d, x, Ask(0.2, 1, 4, 4, priority=2.0))
+    result = play(Case(asks, "priority", batching="prefill_first", max_num_seqs=2, token_budget=40, keeps_kv=True, cost="even"))
+    assert started(result, 3) == started(result, 2) + 1
+    assert all(sum(c[2] for c in s[2]) <= 40 for s in result.log.steps)
