@@ -31,6 +31,13 @@ class LengthDistribution:
         self._survival = survival
         self._mean = -1.0 if point is None else point
 
+    def __repr__(self) -> str:
+        if self.is_rank_only:
+            return f"LengthDistribution.rank_only({self.score:g})"
+        if self.is_point:
+            return f"LengthDistribution.point({self._point:g})"
+        return f"LengthDistribution(mean={self.mean():.4g}, median={self.quantile(0.5):.4g})"
+
     # --- constructors -------------------------------------------------------------------------------------------------
 
     @classmethod

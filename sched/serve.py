@@ -6,6 +6,7 @@ from .policy import INF
 from .ports import Clock, EventKind, Executor, Observer, Source
 from .scheduler import Scheduler
 
+MAX_IDLE_WAKEUPS = 10_000  # times in a row that a policy may ask to be woken and then start nothing
 ENDS = {EventKind.ABORT: "aborted", EventKind.TIMEOUT: "timeout"}
 
 
@@ -17,17 +18,19 @@ def serve(source: Source, scheduler: Scheduler, executor: Executor, clock: Clock
     """Run until the source has no more events and the scheduler no more work.
 
     Events with time <= now are taken in order before each plan. Raises Stalled, naming the first request in order, when work
-    waits that nothing will ever start.
+    waits that nothing will ever start (or whose policy has declared a next time too often and started nothing).
     """
+    idle = 0
     while True:
         now = clock.now
         if source.peek() <= now:
             take_events(source, scheduler, observer, now)
         plan = scheduler.plan(now) if scheduler.busy else None
         if plan is None:
-            wakeup = min(source.peek(), scheduler.next_wakeup())
-            if wakeup < INF:
-                clock.wait(wakeup)
+            event, declared = source.peek(), scheduler.next_wakeup()
+            idle = idle + 1 if declared < event else 0
+            if min(event, declared) < INF and idle < MAX_IDLE_WAKEUPS:
+                clock.wait(min(event, declared))
                 continue
             if scheduler.busy or scheduler.pending:
                 first = scheduler.waiting.peek() or next(iter(scheduler.pending))
@@ -36,6 +39,7 @@ def serve(source: Source, scheduler: Scheduler, executor: Executor, clock: Clock
                     f"{first!r}; {scheduler.kv.free} of {scheduler.kv.num_blocks} KV blocks free"
                 )
             return
+        idle = 0
         outcome = executor.collect(executor.submit(plan), min(source.peek(), plan.stable_until))
         scheduler.book(plan, outcome)
         end = outcome.ends[-1]

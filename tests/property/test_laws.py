@@ -202,14 +202,14 @@ PLAIN_LAWS = [
 
 @pytest.mark.parametrize("law", PLAIN_LAWS, ids=lambda law: law.__name__)
 @given(case=cases())
-@settings(max_examples=1000)
+@settings(max_examples=600)
 def test_law(law, case):
     law(case)
 
 
 @pytest.mark.parametrize("law", PLAIN_LAWS, ids=lambda law: law.__name__)
 @given(case=crowded())
-@settings(max_examples=500)
+@settings(max_examples=350)
 def test_law_where_requests_yield(law, case):
     law(case)
 
@@ -218,7 +218,7 @@ def test_law_where_requests_yield(law, case):
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("law", PLAIN_LAWS, ids=lambda law: law.__name__)
 def test_law_at_length(law, policy):
-    settings(max_examples=1500)(given(case=cases((policy,)))(law))()
+    settings(max_examples=300)(given(case=cases((policy,)))(law))()
 
 
 @given(case=cases(), scale=st.sampled_from((50, 130)))
@@ -320,11 +320,11 @@ def test_overtaking_bound_holds(policy):
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", GUARDED)
 def test_overtaking_bound_holds_at_length(policy):
-    settings(max_examples=8000)(given(case=cases((policy,)))(overtaking_bound))()
+    settings(max_examples=2000)(given(case=cases((policy,)))(overtaking_bound))()
 
 
 @pytest.mark.slow
 @given(case=cases(), rid=st.integers(0, 100), more=st.integers(1, 40))
-@settings(max_examples=20000)
+@settings(max_examples=4000)
 def test_non_anticipation_at_length(case, rid, more):
     non_anticipation(case, rid, more)

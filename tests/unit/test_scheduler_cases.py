@@ -561,3 +561,15 @@ def test_a_preempted_decode_gives_no_budget_to_a_step_without_decodes():
     result = play(Case(asks, "priority", batching="prefill_first", max_num_seqs=2, token_budget=40, keeps_kv=True, cost="even"))
     assert started(result, 3) == started(result, 2) + 1
     assert all(sum(c[2] for c in s[2]) <= 40 for s in result.log.steps)
+
+
+def test_a_policy_that_always_names_a_later_time_and_never_admits_is_named():
+    class Tomorrow(FCFS):
+        def admit(self, req, view):
+            return False
+
+        def stable(self, view):
+            return FOREVER, view.now + 1.0
+
+    with pytest.raises(Stalled, match=r"rid=0\b"):
+        play(Case((Ask(0.0, 8, 5),)), policy=Tomorrow())
