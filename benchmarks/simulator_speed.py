@@ -54,7 +54,7 @@ def measure(policy: str, rate: float, num_requests: int) -> dict[str, float]:
 
 
 def main() -> None:
-    args = arguments(__doc__ or "", repeats=5, requests=20_000, large=1_000_000, large_repeats=1)
+    args = arguments(__doc__ or "", repeats=5, requests=20_000, large=1_000_000, large_repeats=3)
     samples: dict[str, list[float]] = {}
     for rate in (4, 12):
         for policy in ("fcfs", "srpt"):

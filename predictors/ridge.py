@@ -17,10 +17,16 @@ from .tfidf import Tfidf
 
 
 def solve_ridge(rows: Any, target: Floats, strength: float) -> tuple[Floats, float]:
-    """Weights (F,) and intercept of the ridge regression of target (N,) on sparse rows (N, F), by conjugate gradients."""
-    from sklearn.linear_model import Ridge as Solver
+    """Weights (F,) and intercept of the ridge regression of target (N,) on sparse rows (N, F), by conjugate gradients.
 
-    solver = Solver(alpha=strength, solver="sparse_cg", tol=1e-5).fit(rows, target)
+    On one BLAS thread: a dot product over several differs in its last bits, trees grown on the result differ in more, and the
+    same seed would give other predictions on a machine with another number of cores.
+    """
+    from sklearn.linear_model import Ridge as Solver
+    from threadpoolctl import threadpool_limits
+
+    with threadpool_limits(limits=1):
+        solver = Solver(alpha=strength, solver="sparse_cg", tol=1e-5).fit(rows, target)
     return np.asarray(solver.coef_, dtype=np.float64), float(solver.intercept_)
 
 

@@ -57,7 +57,7 @@ def draw(runs: pd.DataFrame, ax: Axes) -> pd.DataFrame:
             if r == 0:
                 panel.annotate(
                     "FCFS", (1.0, 1.0), xycoords=("data", "axes fraction"), xytext=(0, 1.5), textcoords="offset points",
-                    ha="center", va="bottom", fontsize=style.FONT - 0.5, color=style.INK,
+                    ha="right", va="bottom", fontsize=style.FONT - 0.5, color=style.INK,
                 )  # fmt: skip
                 panel.set_title(setting, fontsize=style.FONT + 1, weight="bold", color=style.INK, loc="left", pad=16)
                 panel.text(

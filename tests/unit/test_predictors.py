@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -655,3 +658,21 @@ def test_predictions_keep_their_kind() -> None:
         Predictions.concatenate([points, Predictions(np.zeros(1))])
     with pytest.raises(ValueError, match="order, no lengths"):
         Predictions(np.zeros(1)).means()
+
+
+def test_the_number_of_cores_changes_no_prediction(tmp_path):
+    """BLAS threads add in another order; the ridge under the trees must not pass that on."""
+    code = (
+        "import sys, numpy as np\n"
+        "from scipy.sparse import random_array\n"
+        "from lengthwise.predictors.ridge import solve_ridge\n"
+        "rows = random_array((500, 80_000), density=0.01, format='csr', rng=np.random.default_rng(0))\n"
+        "np.save(sys.argv[1], solve_ridge(rows, np.random.default_rng(1).normal(size=500), 3.0)[0])\n"
+    )
+    weights = []
+    for threads in ("1", "2"):
+        file = tmp_path / f"{threads}.npy"
+        env = {**os.environ, "OMP_NUM_THREADS": threads, "OPENBLAS_NUM_THREADS": threads}
+        subprocess.run([sys.executable, "-c", code, str(file)], env=env, check=True)
+        weights.append(np.load(file))
+    assert np.array_equal(*weights)
