@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from .latency import LatencyModel
 from .predictions import Predictions
-from .predictor import LengthPredictor, State
+from .predictor import LengthPredictor, State, TrainingRows
 
 
 class Constant(LengthPredictor):
@@ -33,17 +33,8 @@ class Constant(LengthPredictor):
     def fitted(self) -> bool:
         return self._length is not None
 
-    def fit(
-        self,
-        prompts: Sequence[str] | None,
-        prompt_len: NDArray[Any],
-        lengths: NDArray[Any],
-        censored: NDArray[Any],
-        *,
-        group: NDArray[Any] | None = None,
-    ) -> None:
-        _, lens, _ = self._rows(prompts, prompt_len, lengths, censored)
-        self._length = self.length if self.length is not None else float(np.median(lens))
+    def learn(self, rows: TrainingRows) -> None:
+        self._length = self.length if self.length is not None else float(np.median(rows.lengths))
 
     def predict_columns(self, prompts: Sequence[str] | None, prompt_len: NDArray[Any]) -> Predictions:
         self._need_fitted()

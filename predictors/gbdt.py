@@ -17,9 +17,8 @@ from .calibration import Residuals, lift_censored, out_of_fold_columns, soft_log
 from .features import FEATURES, hand_features, refuse_label_columns
 from .latency import LatencyModel
 from .predictions import Predictions
-from .predictor import Floats, LengthPredictor, State
+from .predictor import Floats, LengthPredictor, State, TrainingRows
 from .ridge import ridge_out_of_fold, solve_ridge
-from .splits import grouped_folds, rows_as_groups
 from .tfidf import Tfidf
 
 _FLOOR = 0.05  # least scale of a residual, in soft-log tokens
@@ -62,25 +61,15 @@ class GBDT(LengthPredictor):
     def fitted(self) -> bool:
         return self._residuals is not None
 
-    def fit(
-        self,
-        prompts: Sequence[str] | None,
-        prompt_len: NDArray[Any],
-        lengths: NDArray[Any],
-        censored: NDArray[Any],
-        *,
-        group: NDArray[Any] | None = None,
-    ) -> None:
-        asked, lens, cut = self._rows(prompts, prompt_len, lengths, censored)
-        assert prompts is not None
-        groups = rows_as_groups(group, len(lens))
-        fold = grouped_folds(groups, min(self.num_folds, len(np.unique(groups))))
-        offset = soft_offset(lens)
-        hand, rows, observed = hand_features(prompts, asked), self._tfidf.fit(prompts), soft_log(lens, offset)
+    def learn(self, rows: TrainingRows) -> None:
+        assert rows.prompts is not None
+        fold, offset, cut = rows.folds(self.num_folds), soft_offset(rows.lengths), rows.censored
+        hand, terms = hand_features(rows.prompts, rows.prompt_len), self._tfidf.fit(rows.prompts)
+        observed = soft_log(rows.lengths, offset)
         refuse_label_columns(hand, FEATURES, observed)
-        y = lift_censored(ridge_out_of_fold(rows, observed, fold, self.strength), observed, cut)
-        x = np.column_stack([hand, ridge_out_of_fold(rows, y, fold, self.strength)])
-        self._weights, self._intercept = solve_ridge(rows, y, self.strength)
+        y = lift_censored(ridge_out_of_fold(terms, observed, fold, self.strength), observed, cut)
+        x = np.column_stack([hand, ridge_out_of_fold(terms, y, fold, self.strength)])
+        self._weights, self._intercept = solve_ridge(terms, y, self.strength)
 
         location = out_of_fold_columns(fold, lambda train, test: self._head().fit(x[train], y[train]).predict(x[test]))
         size = np.abs(y - location)

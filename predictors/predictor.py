@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from lengthwise.sched import LengthDistribution, Request
 
+from .folds import Ints, grouped_folds, rows_as_groups
 from .latency import LatencyModel
 from .near_duplicates import prompt_keys
 from .predictions import Predictions
@@ -35,6 +36,22 @@ class State:
     arrays: dict[str, NDArray[Any]] = field(default_factory=dict)
     texts: dict[str, str] = field(default_factory=dict)
     features: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class TrainingRows:
+    """N rows to learn from, checked: prompts (None only where a predictor needs none), the others (N,). A censored length is a
+    lower bound. Rows of one group belong together."""
+
+    prompts: Sequence[str] | None
+    prompt_len: Floats
+    lengths: Floats
+    censored: NDArray[np.bool_]
+    group: Ints
+
+    def folds(self, num_folds: int) -> Ints:
+        """The fold (N,) of each row, for predictions out of sample inside a fit; fewer folds where there are fewer groups."""
+        return grouped_folds(self.group, min(num_folds, len(np.unique(self.group))))
 
 
 class LengthPredictor(ABC):
@@ -56,7 +73,6 @@ class LengthPredictor(ABC):
     transfer: bool = False  # lengths counted in another unit are accepted, and marked
     provenance: Mapping[str, Any] = MappingProxyType({})  # of an artefact: tokenizer, data hash, split, marks
 
-    @abstractmethod
     def fit(
         self,
         prompts: Sequence[str] | None,
@@ -70,6 +86,12 @@ class LengthPredictor(ABC):
 
         Rows of one `group` (N,) stay together in any fold made inside. Raises ValueError on rows it cannot learn from.
         """
+        asked, lens, cut = self._rows(prompts, prompt_len, lengths, censored)
+        self.learn(TrainingRows(prompts, asked, lens, cut, rows_as_groups(group, len(lens))))
+
+    @abstractmethod
+    def learn(self, rows: TrainingRows) -> None:
+        """Learn from checked rows. Raises ValueError on what only this predictor cannot use."""
 
     @abstractmethod
     def predict_columns(self, prompts: Sequence[str] | None, prompt_len: NDArray[Any]) -> Predictions:

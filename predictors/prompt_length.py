@@ -13,8 +13,7 @@ from .calibration import Residuals, lift_censored, out_of_fold_columns, soft_log
 from .features import refuse_label_columns
 from .latency import LatencyModel
 from .predictions import Predictions
-from .predictor import Floats, LengthPredictor, State
-from .splits import grouped_folds, rows_as_groups
+from .predictor import Floats, LengthPredictor, State, TrainingRows
 
 
 class PromptLength(LengthPredictor):
@@ -39,20 +38,9 @@ class PromptLength(LengthPredictor):
     def fitted(self) -> bool:
         return self._residuals is not None
 
-    def fit(
-        self,
-        prompts: Sequence[str] | None,
-        prompt_len: NDArray[Any],
-        lengths: NDArray[Any],
-        censored: NDArray[Any],
-        *,
-        group: NDArray[Any] | None = None,
-    ) -> None:
-        asked, lens, cut = self._rows(prompts, prompt_len, lengths, censored)
-        groups = rows_as_groups(group, len(lens))
-        fold = grouped_folds(groups, min(self.num_folds, len(np.unique(groups))))
-        offset = soft_offset(lens)
-        x, observed = np.log1p(asked)[:, None], soft_log(lens, offset)
+    def learn(self, rows: TrainingRows) -> None:
+        fold, offset, cut = rows.folds(self.num_folds), soft_offset(rows.lengths), rows.censored
+        x, observed = np.log1p(rows.prompt_len)[:, None], soft_log(rows.lengths, offset)
         refuse_label_columns(x, ("log_tokens",), observed)
         y = lift_censored(self._out_of_fold(x, observed, fold), observed, cut)
         location = self._out_of_fold(x, y, fold)

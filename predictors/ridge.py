@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from .calibration import Residuals, lift_censored, out_of_fold_columns, soft_log, soft_offset
 from .latency import LatencyModel
 from .predictions import Predictions
-from .predictor import Floats, LengthPredictor, State
-from .splits import grouped_folds, rows_as_groups
+from .predictor import Floats, LengthPredictor, State, TrainingRows
 from .tfidf import Tfidf
 
 
@@ -55,24 +54,13 @@ class Ridge(LengthPredictor):
     def fitted(self) -> bool:
         return self._residuals is not None
 
-    def fit(
-        self,
-        prompts: Sequence[str] | None,
-        prompt_len: NDArray[Any],
-        lengths: NDArray[Any],
-        censored: NDArray[Any],
-        *,
-        group: NDArray[Any] | None = None,
-    ) -> None:
-        _, lens, cut = self._rows(prompts, prompt_len, lengths, censored)
-        assert prompts is not None
-        groups = rows_as_groups(group, len(lens))
-        fold = grouped_folds(groups, min(self.num_folds, len(np.unique(groups))))
-        offset = soft_offset(lens)
-        rows, observed = self._tfidf.fit(prompts), soft_log(lens, offset)
-        y = lift_censored(ridge_out_of_fold(rows, observed, fold, self.strength), observed, cut)
-        location = ridge_out_of_fold(rows, y, fold, self.strength)
-        self._weights, self._intercept = solve_ridge(rows, y, self.strength)
+    def learn(self, rows: TrainingRows) -> None:
+        assert rows.prompts is not None
+        fold, offset, cut = rows.folds(self.num_folds), soft_offset(rows.lengths), rows.censored
+        terms, observed = self._tfidf.fit(rows.prompts), soft_log(rows.lengths, offset)
+        y = lift_censored(ridge_out_of_fold(terms, observed, fold, self.strength), observed, cut)
+        location = ridge_out_of_fold(terms, y, fold, self.strength)
+        self._weights, self._intercept = solve_ridge(terms, y, self.strength)
         self._residuals = Residuals.fit(location, observed, cut, offset)
 
     def predict_columns(self, prompts: Sequence[str] | None, prompt_len: NDArray[Any]) -> Predictions:

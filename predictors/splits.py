@@ -15,11 +15,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from .fallback import Fallback, like_the_others
+from .folds import Ints, grouped_folds, rows_as_groups, shuffled_groups
 from .near_duplicates import prompt_groups
 from .predictions import Predictions
 from .predictor import LengthPredictor
 
-Ints = NDArray[np.int64]
 __all__ = [
     "SPLITS", "grouped_folds", "joint_groups", "named_split", "out_of_fold", "overlaps", "prompt_groups", "refuse_overlap",
     "rows_as_groups", "time_split",
@@ -29,34 +29,12 @@ log = logging.getLogger(__name__)
 
 SPLITS: tuple[str, ...] = ("0", "1", "2")
 TEST_SHARE = 0.2  # of the rows; groups are drawn until it is reached
-_STREAM = 0x5B117  # keeps the splits' random stream apart from every other use of the numbers 0, 1, 2
-
-
-def rows_as_groups(group: ArrayLike | None, num_rows: int) -> Ints:
-    """`group` checked against the number of rows; without one, every row is its own group."""
-    if group is None:
-        return np.arange(num_rows, dtype=np.int64)
-    out = np.asarray(group, dtype=np.int64)
-    if out.shape != (num_rows,):
-        raise ValueError(f"group has shape {out.shape}, there are {num_rows} rows")
-    return out
 
 
 def joint_groups(group: ArrayLike | None, prompts: Sequence[str] | None, num_rows: int) -> Ints:
     """What no split may divide (N,): rows of one `group` and rows with near-duplicate prompts, as far as there are any."""
     own = rows_as_groups(group, num_rows)
     return own if prompts is None else prompt_groups(prompts, own)
-
-
-def _shuffled_groups(group: Ints, seed: int) -> tuple[Ints, Ints]:
-    """(row -> place of its group in a random order, rows of each place). Groups are numbered by first appearance first, so
-    that the split depends on the partition and the row order, not on the ids."""
-    _, first, inverse = np.unique(group, return_index=True, return_inverse=True)
-    by_appearance = np.empty(len(first), dtype=np.int64)
-    by_appearance[np.argsort(first)] = np.arange(len(first))
-    place = np.random.default_rng(np.random.SeedSequence([_STREAM, seed])).permutation(len(first))
-    at = place[by_appearance[inverse]]
-    return at, np.bincount(at, minlength=len(first))
 
 
 def named_split(name: str, group: ArrayLike) -> tuple[Ints, Ints]:
@@ -67,7 +45,7 @@ def named_split(name: str, group: ArrayLike) -> tuple[Ints, Ints]:
     if name not in SPLITS:
         raise ValueError(f"split {name!r} is not one of {', '.join(SPLITS)}")
     groups = np.asarray(group, dtype=np.int64)
-    at, sizes = _shuffled_groups(groups, int(name))
+    at, sizes = shuffled_groups(groups, int(name))
     if len(sizes) < 2:
         raise ValueError(f"{len(groups)} rows in {len(sizes)} group(s) cannot be split: at least 2 groups")
     before = np.concatenate(([0], np.cumsum(sizes)[:-1]))
@@ -94,24 +72,6 @@ def time_split(arrival: ArrayLike, group: ArrayLike) -> tuple[Ints, Ints]:
     if not (train.size and test.size):
         raise ValueError(f"{len(times)} rows cannot be split by time: {train.size} before {cut:g} s, {test.size} new after")
     return train, test
-
-
-def grouped_folds(group: ArrayLike, num_folds: int, seed: int = 0) -> Ints:
-    """Fold (N,) of each row, 0 .. num_folds - 1: a group is in one fold, and folds are about equal in rows.
-
-    Groups go, in random order, to the fold with the fewest rows. Raises ValueError unless 2 <= num_folds <= number of groups.
-    """
-    groups = np.asarray(group, dtype=np.int64)
-    at, sizes = _shuffled_groups(groups, seed)
-    if not 2 <= num_folds <= len(sizes):
-        raise ValueError(f"num_folds={num_folds}: at least 2 and at most the number of groups, {len(sizes)}")
-    load = [0] * num_folds
-    fold_of = np.empty(len(sizes), dtype=np.int64)
-    for place, size in enumerate(sizes.tolist()):
-        fold = load.index(min(load))
-        fold_of[place] = fold
-        load[fold] += size
-    return fold_of[at]
 
 
 def overlaps(group: ArrayLike, train: ArrayLike, test: ArrayLike) -> Ints:

@@ -133,8 +133,7 @@ class Faulty(LengthPredictor):
     def fitted(self) -> bool:
         return self._fitted
 
-    def fit(self, prompts: Any, prompt_len: Any, lengths: Any, censored: Any, *, group: Any = None) -> None:
-        self._rows(prompts, prompt_len, lengths, censored)
+    def learn(self, rows: Any) -> None:
         self._fitted = True
 
     def predict_columns(self, prompts: Any, prompt_len: Any) -> Predictions:
