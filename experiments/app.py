@@ -12,7 +12,8 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from .job import Row, run_job
+from .job import run_job
+from .manifest import Row
 from .paths import root
 from .sweep import plain
 from .validate import nearest, validate

@@ -23,8 +23,8 @@ LEARNING = ("predictors", "experiments/workloads", "experiments/learned.py", "ex
 READERS = frozenset(  # modules of experiments/ that start cells or read their results: no part of what a cell is
     f"experiments/{name}.py"
     for name in (
-        "app", "cellhash", "comparison", "contract", "job", "load_runs", "paths", "prepare", "progress", "report",
-        "simulate", "study", "sweep", "table", "tracking", "train", "validate",
+        "app", "cellhash", "comparison", "contract", "job", "load_runs", "manifest", "paths", "prepare", "progress", "report",
+        "simulate", "study", "sweep", "table", "tracking", "train", "train_report", "validate",
     )
 )  # fmt: skip
 

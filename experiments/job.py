@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import shutil
 import time
 import traceback
@@ -18,12 +17,12 @@ import lengthwise
 
 from .cell import run_cell
 from .cellhash import VOLATILE, cell_hash, cell_name, digest, fields, lasting
+from .manifest import Row, append, read_manifest
 from .paths import MANIFEST, describe_error, root, temporary, traceback_file
 from .prepare import Prepared
 from .run import FILES
 
 log = logging.getLogger(__name__)
-Row = dict[str, Any]
 
 
 def planned(cfg: Mapping[str, Any], prepared: Prepared) -> Row:
@@ -76,32 +75,6 @@ def is_complete(folder: Path, code: str) -> bool:
         return bool(json.loads((folder / "summary.json").read_text())["provenance"]["config_hash"] == code)
     except (json.JSONDecodeError, KeyError):
         return False
-
-
-def append(study: Path, row: Row) -> None:
-    """Add a row to the manifest: one write to a file opened for appending, so that workers do not mix their lines."""
-    line = json.dumps(row, sort_keys=True) + "\n"
-    handle = os.open(study / MANIFEST, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
-    try:
-        os.write(handle, line.encode())
-    finally:
-        os.close(handle)
-
-
-def read_manifest(study: Path) -> list[Row]:
-    """The rows of the manifest, a cell's last row in the place of its first; a line cut off by a kill is left out."""
-    rows: dict[str, Row] = {}
-    try:
-        lines = (study / MANIFEST).read_text().splitlines()
-    except FileNotFoundError:
-        return []
-    for line in lines:
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError:
-            continue
-        rows[row["hash"] or row["cell"]] = row
-    return list(rows.values())
 
 
 def _find(study: Path, cfg: Mapping[str, Any]) -> Row | None:

@@ -17,6 +17,7 @@ import numpy as np
 import pandas as pd
 
 from .latencies import samples
+from .manifest import read_manifest
 from .paths import MANIFEST
 from .windows import Window
 
@@ -59,7 +60,7 @@ def read_cells(source: Path | str | Sequence[Path | str], manifest: Iterable[Map
         if not root.is_dir():
             raise ValueError(f"no such folder of results: {root}")
         if manifest is None and (root / MANIFEST).exists():
-            manifest = _read_manifest(root / MANIFEST)
+            manifest = read_manifest(root)
         if manifest is not None:
             cells = list(_from_manifest(root, manifest))
         elif _is_cell(root):
@@ -164,18 +165,6 @@ def _scalar(value: Any) -> bool:
 
 def _is_cell(folder: Path) -> bool:
     return any((folder / name).exists() for name in ("summary.json", "requests.parquet", ".hydra"))
-
-
-def _read_manifest(path: Path) -> list[dict[str, Any]]:
-    """A cell's last row in the place of its first; a line that a kill cut off is left out."""
-    rows: dict[str, dict[str, Any]] = {}
-    for line in path.read_text().splitlines():
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError:
-            continue
-        rows[row["hash"] or row["cell"]] = row
-    return list(rows.values())
 
 
 def _from_manifest(root: Path, manifest: Iterable[Mapping[str, Any]]) -> Iterator[Cell]:

@@ -7,7 +7,7 @@ import threading
 import time
 from pathlib import Path
 
-from .job import read_manifest
+from .manifest import read_manifest
 
 EVERY = 10.0  # s between plain lines
 

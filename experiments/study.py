@@ -22,7 +22,8 @@ from hydra.plugins.launcher import Launcher
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from .job import Row, append, is_complete, planned, read_manifest
+from .job import is_complete, planned
+from .manifest import Row, append, read_manifest
 from .paths import MANIFEST, describe_error, remove_stale, root
 from .prepare import Prepared
 from .progress import Progress
