@@ -2,7 +2,8 @@
 
 Poisson arrivals at 4/s and 12/s, Llama-3.1-8B on one H100, FCFS and SRPT (noisy oracle). Each measurement is a process of its
 own, so that memory is that run's and nothing is warm. `cost_ratio_1e6_1e4` is CPU time a request at 10^6 requests over that at
-10^4 (FCFS, 4/s); `rss_mib_1e6` the greater peak of the 10^6 runs.
+10^4 (FCFS, 4/s); `rss_mib_1e6` the greater peak of the 10^6 runs. `fast_forward_ratio_4rps` is CPU time with every step planned
+singly over that with fast-forward (FCFS, same results bit for bit).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import time
 from report import arguments, report
 
 
-def one(policy: str, rate: float, num_requests: int) -> dict[str, float]:
+def one(policy: str, rate: float, num_requests: int, fast_forward: bool = True) -> dict[str, float]:
     """Simulate once in this process; CPU seconds of the run (arrivals to columns) and peak memory in MiB."""
     from lengthwise.engine.simulated import SimulatedClock, SimulatedExecutor
     from lengthwise.experiments.cell import load_dataset, load_hardware, load_kv, load_policy, load_scheduler, make
@@ -34,21 +35,19 @@ def one(policy: str, rate: float, num_requests: int) -> dict[str, float]:
         predictions = make(cfg["predictor"]).from_truth(workload.output_len, stream(0, "predictor"))
     hardware = load_hardware(cfg)
     clock = SimulatedClock()
-    executor = SimulatedExecutor(clock, hardware.cost, workload.output_len.tolist())
+    executor = SimulatedExecutor(clock, hardware.cost, workload.output_len.tolist(), fast_forward=fast_forward)
     scheduler = load_scheduler(cfg, load_policy(cfg), load_kv(cfg, hardware))
     start = time.process_time()
     recorder = Recorder()
     serve(WorkloadSource(workload, predictions, None, gate=predictions is not None), scheduler, executor, clock, recorder)
-    requests, steps = recorder.requests(), recorder.steps()
+    requests, _ = recorder.requests(), recorder.steps()
     cpu = time.process_time() - start
     assert len(requests["rid"]) == num_requests == scheduler.counts["finished"]
-    if "-v" in sys.argv:
-        print(len(steps["start"]) / num_requests, "plans a request", file=sys.stderr)
     return {"cpu": cpu, "rss_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
 
 
-def measure(policy: str, rate: float, num_requests: int) -> dict[str, float]:
-    command = [sys.executable, __file__, "one", policy, str(rate), str(num_requests)]
+def measure(policy: str, rate: float, num_requests: int, *options: str) -> dict[str, float]:
+    command = [sys.executable, __file__, "one", policy, str(rate), str(num_requests), *options]
     result: dict[str, float] = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     return result
 
@@ -60,6 +59,9 @@ def main() -> None:
         for policy in ("fcfs", "srpt"):
             runs = [measure(policy, rate, args.requests) for _ in range(args.repeats)]
             samples[f"{policy}_{rate}rps_requests_per_cpu_s"] = [args.requests / r["cpu"] for r in runs]
+    single = [measure("fcfs", 4, args.requests, "single-steps")["cpu"] for _ in range(args.repeats)]
+    fast = sorted(args.requests / x for x in samples["fcfs_4rps_requests_per_cpu_s"])[args.repeats // 2]
+    samples["fast_forward_ratio_4rps"] = [cpu / fast for cpu in single]
     small = sorted(measure("fcfs", 4, args.large // 100)["cpu"] for _ in range(args.repeats))[args.repeats // 2]
     large = [measure("fcfs", 4, args.large) for _ in range(args.large_repeats)]
     other = [measure("srpt", 12, args.large) for _ in range(args.large_repeats)]
@@ -70,6 +72,6 @@ def main() -> None:
 
 if __name__ == "__main__":
     if len(sys.argv) > 1 and sys.argv[1] == "one":
-        print(json.dumps(one(sys.argv[2], float(sys.argv[3]), int(sys.argv[4]))))
+        print(json.dumps(one(sys.argv[2], float(sys.argv[3]), int(sys.argv[4]), "single-steps" not in sys.argv)))
     else:
         main()

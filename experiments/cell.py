@@ -6,6 +6,7 @@ Everything a cell needs that is costly and shared (saturation rate, learned pred
 from __future__ import annotations
 
 import json
+import platform
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 import lengthwise
 from lengthwise.engine.simulated import SimulatedClock
 from lengthwise.engine.simulated.hardware import Hardware
+from lengthwise.predictors.artefact import library_versions
 from lengthwise.predictors.latency import LatencyModel
 from lengthwise.predictors.predictions import Predictions
 from lengthwise.sched import SLO, KVCache, Policy, Scheduler, serve
@@ -91,6 +93,7 @@ def run_cell(cfg: Config, prepared: Prepared) -> Run:
         provenance={**provenance(cfg, dataset, workload, hardware), "predictor": info},
         volatile={"simulate_cpu": cpu, "predictor_ms_per_request": predicted.info.get("ms_per_request")},
     )
+    # of the whole loop, the simulated executor included: an upper bound on what scheduling costs
     run.summary["volatile"]["overhead_us_per_step"] = cpu / max(int(run.steps["num_steps"].sum()), 1) * 1e6
     run.summary["provenance"]["marks"] = [*predicted.info.get("marks", []), *range_marks(run, hardware)]
     return run
@@ -252,6 +255,7 @@ def provenance(cfg: Config, dataset: Dataset, workload: Workload, hardware: Hard
     censored = dataset.censored
     return {
         "version": lengthwise.__version__,
+        "versions": {**library_versions(), "python": platform.python_version()},
         "hardware": {"name": hardware.name, "model": hardware.model, **hardware.provenance},
         "workload": {
             "name": dataset.name, "unit": dataset.unit, "source": dataset.source, "licence": dataset.licence,
