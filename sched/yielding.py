@@ -50,34 +50,36 @@ class Yielding:
         out not to be needed."""
         ledger, keeps_kv = self._ledger, self._keeps_kv
         kv = ledger.kv
-        short = kv.growth() - kv.free
-        if req._phase != PAUSED:
-            short += kv.blocks_to_admit(req, req.prompt_len + req._generated) + kv.watermark_blocks
+        if req._phase == PAUSED:
+            short = kv.short_of(ledger.next_block(req))
         else:
-            short += ledger.next_block(req)
-        if slot_victim is None:
-            if short <= 0:
-                return []
-        else:
-            short -= ledger.next_block(slot_victim) if keeps_kv else self._freed(slot_victim)
+            short = kv.short_of(kv.blocks_to_admit(req, req.prompt_len + req._generated) + kv.watermark_blocks)
+        slot_brings = 0
+        if slot_victim is not None:  # off the batch it does not grow, or holds nothing
+            slot_brings = ledger.next_block(slot_victim) if keeps_kv else self._freed(slot_victim)
+            short -= slot_brings
+        elif short <= 0:
+            return []
+
+        def brings(victim: Request) -> int:
+            return ledger.blocks(victim) if victim is slot_victim else self._freed(victim)
+
         evicted: list[Request] = []
         if short > 0:
             for victim in self._candidates(req, slot_victim, passed):
                 evicted.append(victim)
-                short -= self._freed(victim) if victim is not slot_victim else ledger.blocks(victim)
+                short -= brings(victim)
                 if short <= 0:
                     break
             else:
                 return None
             for victim in evicted[-2::-1]:
-                freed = self._freed(victim) if victim is not slot_victim else ledger.blocks(victim)
-                if short + freed <= 0:
+                if short + brings(victim) <= 0:
                     evicted.remove(victim)
-                    short += freed
-            if slot_victim is not None and slot_victim not in evicted and any(v._phase != PAUSED for v in evicted):
-                freed = ledger.next_block(slot_victim) if keeps_kv else self._freed(slot_victim)
-                if short + freed <= 0:  # the slot of somebody who yields KV anyway will do
-                    slot_victim = None
+                    short += brings(victim)
+            a_slot_comes_free = slot_victim not in evicted and any(v._phase != PAUSED for v in evicted)
+            if a_slot_comes_free and short + slot_brings <= 0:  # the slot of somebody who yields KV anyway will do
+                slot_victim = None
         out = [(victim, False) for victim in evicted]
         if slot_victim is not None and slot_victim not in evicted:
             out.append((slot_victim, keeps_kv))

@@ -55,7 +55,11 @@ class KVCache(ABC):
 
     def fits(self, blocks: int) -> bool:
         """Do `blocks` more fit above the watermark, with every decoder still able to grow by a token?"""
-        return blocks + self.growth() + self.watermark_blocks <= self.free
+        return self.short_of(blocks + self.watermark_blocks) <= 0
+
+    def short_of(self, blocks: int) -> int:
+        """How many blocks are missing for `blocks` more, with every decoder still able to grow by a token; 0 or less: none."""
+        return blocks + self.growth() - self.free
 
     def allocate(self, req: Request, tokens: int) -> None:
         """Take the blocks for `req`'s prefill of `tokens`. Mutates `free`."""
