@@ -54,12 +54,10 @@ def run_cell(cfg: Config, prepared: Prepared) -> Run:
     load = cfg["load"] if rate is None else None  # a stated rate goes before the load
     if load is not None:
         rate = load * prepared.saturation_rate(cfg)
-    n, over = cfg["num_requests"], {**(cfg.get("window") or {})}
-    go_on = over.pop("go_on", 0.0) if load is not None and load < 1 else 0.0
-    over.pop("go_on", None)
-    workload = draw(
-        dataset, make(cfg["arrivals"]), n, rate, cfg["seed"], resample=cfg.get("resample", False), extra=int(go_on * n)
-    )
+    n, over = cfg["num_requests"], dict(cfg.get("window") or {})
+    go_on = over.pop("go_on", 0.0)
+    extra = int(go_on * n) if load is not None and load < 1 else 0
+    workload = draw(dataset, make(cfg["arrivals"]), n, rate, cfg["seed"], resample=cfg.get("resample", False), extra=extra)
     if rate is None:  # the arrivals keep their own times
         rate = workload.notes["arrivals"]["rate"]
     predicted = predict(cfg, workload, prepared)

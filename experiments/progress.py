@@ -21,10 +21,6 @@ class Progress:
         self._thread = threading.Thread(target=self._watch, daemon=True, name="progress")
         self._begin = time.monotonic()
 
-    @property
-    def started(self) -> bool:
-        return self._thread.ident is not None
-
     def start(self) -> None:
         self._thread.start()
 

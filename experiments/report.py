@@ -6,17 +6,16 @@ Everything is read back from the cells' files, so that a second run that compute
 from __future__ import annotations
 
 import json
-import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from .comparison import compare
 from .figures.main import config_hash, default_draw, draw_figure
+from .jsonable import jsonable
 from .load_runs import OK, Cell, read_cells
 from .table import WIDTH, Line, markdown, page, wrap
 from .tracking import mirror
@@ -27,7 +26,6 @@ FACTS = {  # what the heading tells of each cell's provenance
     "workload": ("name", "unit", "source", "num_rows", "dropped", "max_new_tokens"),
     "predictor": ("name", "unit", "num_folds", "fallback"),
 }
-OF_A_CELL = ("config_hash", "seed", "arrivals", "draw")  # differ from cell to cell and stand in its summary.json
 
 
 def finish(study_folder: Path, cells: Sequence[Mapping[str, Any]], cfg: Mapping[str, Any]) -> None:
@@ -103,10 +101,15 @@ def record(name: str, cells: Sequence[Cell], table: pd.DataFrame) -> dict[str, A
         "num_complete": len(done),
         "absent": [{"cell": cell.name, "status": cell.status} for cell in cells if cell.status != OK],
         "seeds": sorted({int(cell.fields["seed"]) for cell in done}),
-        "table": [{key: plain(value) for key, value in row.items()} for row in table.to_dict("records")],
+        "table": [{key: jsonable(value) for key, value in row.items()} for row in table.to_dict("records")],
         "provenance": provenance,
         "cells": [
-            {"cell": cell.name, "hash": cell.hash, "fields": plain(dict(cell.fields)), "metrics": plain(dict(cell.metrics))}
+            {
+                "cell": cell.name,
+                "hash": cell.hash,
+                "fields": jsonable(dict(cell.fields)),
+                "metrics": jsonable(dict(cell.metrics)),
+            }
             for cell in done
         ],
     }
@@ -120,13 +123,9 @@ def chosen(facts: Any, keys: Sequence[str]) -> dict[str, Any] | None:
     return {key: value["all"] if isinstance(value, Mapping) and "all" in value else value for key, value in found.items()}
 
 
-def without(facts: Any, keys: Sequence[str]) -> Any:
-    return {key: value for key, value in facts.items() if key not in keys} if isinstance(facts, Mapping) else facts
-
-
 def distinct(values: Iterable[Any]) -> list[Any]:
     """The different values, None left out, in order of appearance."""
-    found = {json.dumps(plain(value), sort_keys=True): plain(value) for value in values if value is not None}
+    found = {json.dumps(jsonable(value), sort_keys=True): jsonable(value) for value in values if value is not None}
     return list(found.values())
 
 
@@ -142,17 +141,6 @@ def told(facts: Any) -> str:
         elif value is not None and value != []:
             parts.append(f"{key}: {_short(value)}")
     return "; ".join(parts)
-
-
-def plain(value: Any) -> Any:
-    """The value as JSON can hold it; what is not finite is None."""
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
-    if isinstance(value, np.generic):
-        value = value.item()
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def show(lines: Sequence[Line]) -> None:

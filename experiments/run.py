@@ -26,6 +26,7 @@ from lengthwise.sched.prediction import mean_lengths
 
 from .dataset import Workload
 from .histogram import Histogram
+from .jsonable import jsonable
 from .latencies import idle_latency
 from .metrics import SLOS, measure
 from .recorder import STATUSES, Recorder
@@ -71,7 +72,7 @@ class Run:
         folder.mkdir(parents=True, exist_ok=True)
         for name, frame in zip(FILES, (self.requests, self.steps, self.preemptions), strict=False):
             pq.write_table(pa.Table.from_pandas(frame, preserve_index=False), folder / name, compression="zstd")
-        text = json.dumps(_plain(self.summary), sort_keys=True, indent=2, allow_nan=False)
+        text = json.dumps(jsonable(self.summary), sort_keys=True, indent=2, allow_nan=False)
         (folder / FILES[-1]).write_text(text + "\n", encoding="utf-8")
 
     @classmethod
@@ -155,7 +156,7 @@ def build(
         "volatile": dict(volatile or {}),
         "provenance": dict(provenance or {}),
     }  # fmt: skip
-    return Run(requests, steps, _plain(summary), preemptions)
+    return Run(requests, steps, jsonable(summary), preemptions)
 
 
 def _requests(
@@ -248,18 +249,3 @@ def _describe(slo: SLO | Mapping[str, ArrayLike | None] | None) -> dict[str, Any
             x = np.asarray(limit, dtype=np.float64)
             out[name] = float(x) if x.ndim == 0 else {"least": float(np.nanmin(x)), "greatest": float(np.nanmax(x))}
     return out
-
-
-def _plain(value: Any) -> Any:
-    """JSON's own types; numbers that are not finite become null."""
-    if isinstance(value, Mapping):
-        return {str(k): _plain(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(v) for v in value]
-    if isinstance(value, np.ndarray):
-        return _plain(value.tolist())
-    if isinstance(value, np.generic):
-        return _plain(value.item())
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value

@@ -13,11 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lengthwise.predictors.predictions import Predictions
-from lengthwise.sched import SLO, Event, EventKind, LengthDistribution, Request
+from lengthwise.sched import INF, SLO, Event, EventKind, LengthDistribution, Request
 
 from .dataset import Workload
 
-INF = float("inf")
 ARRIVAL, READY, TIMEOUT = EventKind.ARRIVAL, EventKind.PREDICTION_READY, EventKind.TIMEOUT
 KINDS = tuple(EventKind)  # by number; plain numbers are compared in the loops, enum members are slow there
 CHUNK = 4096  # requests whose columns are made into Python numbers at a time: fast, and nothing for the others yet

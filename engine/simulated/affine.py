@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from lengthwise.sched import Chunk
+from lengthwise.sched import INF, Chunk
 
-from .cost import INF, CostModel, HostOverhead, not_negative
+from .cost import CostModel, HostOverhead, not_negative
 
 
 class Affine(CostModel):

@@ -11,9 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from lengthwise.sched import Chunk
-
-INF = float("inf")
+from lengthwise.sched import INF, Chunk
 
 
 @dataclass(frozen=True, slots=True)

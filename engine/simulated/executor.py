@@ -8,10 +8,10 @@ from itertools import accumulate
 
 import numpy as np
 
-from lengthwise.sched import Chunk, Finished, Outcome, Phase, Plan, Request
+from lengthwise.sched import INF, Chunk, Finished, Outcome, Phase, Plan, Request
 
 from .clock import SimulatedClock
-from .cost import INF, CostModel
+from .cost import CostModel
 
 
 class SimulatedExecutor:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from lengthwise.sched import Chunk
+from lengthwise.sched import INF, Chunk
 
-from .cost import INF, CostModel, HostOverhead, not_negative
+from .cost import CostModel, HostOverhead, not_negative
 
 MAX_SHARPNESS = 32.0  # beyond it a power of microseconds underflows to 0, and a step would be free
 

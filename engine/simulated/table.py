@@ -10,9 +10,9 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
-from lengthwise.sched import Chunk
+from lengthwise.sched import INF, Chunk
 
-from .cost import INF, CostModel, HostOverhead
+from .cost import CostModel, HostOverhead
 
 Line = tuple[float, float, float]
 
