@@ -1,6 +1,8 @@
 """CPU time of one plan + book on pure decode steps, with 16 to 1,024 rows running and 10,000 requests waiting.
 
 `sim_plan_book_us_N` is the worse of FCFS and SRPT at N rows, each call one step (repeat forced to 1). It should be flat in N.
+`prefix_plan_book_us_N` is FCFS on a full prefix cache, so that rows that grow evict. `prefix_admit_us_P` is a prompt of P
+pieces through such a cache: looked up, admitted, booked in four chunks, released, with as much evicted as it brings.
 """
 
 from __future__ import annotations
@@ -12,18 +14,18 @@ from report import arguments, report
 
 from lengthwise.sched import LengthDistribution, Outcome, Policy, Request, Scheduler
 from lengthwise.sched.batching import Chunked
-from lengthwise.sched.kv import Paged
+from lengthwise.sched.kv import KVCache, Paged, Prefix
 from lengthwise.sched.policies import FCFS, SRPT
 from lengthwise.sched.preemption import pause
 
 WAITING = 10_000
 
 
-def decoding(policy: Policy, rows: int) -> Scheduler:
+def decoding(policy: Policy, rows: int, kv: KVCache | None = None) -> Scheduler:
     """A scheduler with `rows` requests decoding and 10,000 waiting."""
     rng = np.random.default_rng(0)
     scheduler = Scheduler(
-        policy, Chunked(), Paged(100_000_000), pause(), max_num_seqs=rows, token_budget=1 << 24, max_model_len=1 << 20
+        policy, Chunked(), kv or Paged(100_000_000), pause(), max_num_seqs=rows, token_budget=1 << 24, max_model_len=1 << 20
     )
     for rid, (prompt, output) in enumerate(rng.integers(100, 2000, (rows + WAITING, 2))):
         prediction = LengthDistribution.point(float(output) + (100_000.0 if rid < rows else 1_000_000.0))
@@ -44,6 +46,33 @@ def microseconds(scheduler: Scheduler, calls: int) -> float:
     return (time.process_time() - start) / calls * 1e6
 
 
+def full(num_pieces: int, prompt_pieces: int) -> tuple[Prefix, list[Request]]:
+    """A prefix cache of `num_pieces` one-block pieces that is full of prompts, half of each shared with one in fifty others;
+    and more such prompts."""
+    rng = np.random.default_rng(0)
+    kv, half = Prefix(16 * num_pieces, 16, 0.0), prompt_pieces // 2
+    kv.use_hashes(16)
+    prompts = []
+    for rid in range(2 * num_pieces // half):
+        group = int(rng.integers(max(num_pieces // half // 50, 1)))
+        own = range(10**9 + rid * prompt_pieces, 10**9 + rid * prompt_pieces + prompt_pieces - half)
+        hashes = [*range(group * half, (group + 1) * half), *own]
+        prompts.append(Request(rid, 0.0, 16 * prompt_pieces, 200_000, block_hashes=hashes))
+    cut = len(prompts) * 3 // 4
+    for req in prompts[:cut]:
+        serve_one(kv, req)
+    return kv, prompts[cut:]
+
+
+def serve_one(kv: Prefix, req: Request) -> None:
+    tokens = req.prompt_len
+    assert kv.fits(kv.blocks_to_admit(req, tokens))
+    cached = kv.allocate(req, tokens)
+    for chunk in range(1, 5):
+        kv.enter(req, cached + (tokens - cached) * chunk // 4)
+    kv.release(req, tokens)
+
+
 def main() -> None:
     args = arguments(__doc__ or "", repeats=7, calls=3000)
     samples: dict[str, list[float]] = {}
@@ -52,6 +81,25 @@ def main() -> None:
         worse = [max(microseconds(s, args.calls) for s in both) for _ in range(args.repeats)]
         assert all(s.num_running == rows and s.num_waiting == WAITING for s in both)
         samples[f"sim_plan_book_us_{rows}"] = worse
+    for rows in (16, 256):
+        grown = rows * args.calls * args.repeats // 16
+        kv = Prefix(16 * (2 * grown + 200 * rows), 16, 0.0)
+        kv.use_hashes(16)
+        for i in range(100):  # a hundred long conversations fill it
+            length = kv.num_blocks // 100
+            serve_one(kv, Request(i, 0.0, 16 * length, 200_000, block_hashes=range(i * length, (i + 1) * length)))
+        scheduler = decoding(FCFS(), rows, kv)
+        samples[f"prefix_plan_book_us_{rows}"] = [microseconds(scheduler, args.calls) for _ in range(args.repeats)]
+        assert kv.free < rows and kv.evictable > 0 and scheduler.num_running == rows
+    for pieces in (16, 64, 256):
+        kv, prompts = full(100_000, pieces)
+        samples[f"prefix_admit_us_{pieces}"] = times = []
+        for part in np.array_split(np.arange(len(prompts)), args.repeats):
+            start = time.process_time()
+            for i in part:
+                serve_one(kv, prompts[i])
+            times.append((time.process_time() - start) / len(part) * 1e6)
+        assert kv.free < pieces and kv.index.num_nodes > 100
     report(samples, args.json)
 
 

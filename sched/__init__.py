@@ -2,12 +2,12 @@
 
 from .batching import Batching
 from .kv import KVCache
-from .plan import Chunk, Failure, Finished, Outcome, Plan
+from .plan import Chunk, Failure, Finished, Outcome, Plan, Swap
 from .policy import FOREVER, INF, Policy
 from .ports import Clock, Event, EventKind, Executor, Observer, Predictor, Source, View
 from .prediction import EDGES, LengthDistribution
-from .preemption import Preemption, pause, recompute
-from .request import SLO, Phase, Request
+from .preemption import Preemption, pause, recompute, swap
+from .request import SLO, Phase, Request, covers_answers
 from .routing import Defer, Migration, Placement, Reject, Router
 from .scheduler import Scheduler
 from .serve import Stalled, serve
@@ -15,6 +15,6 @@ from .serve import Stalled, serve
 __all__ = [
     "EDGES", "FOREVER", "INF", "SLO", "Batching", "Chunk", "Clock", "Defer", "Event", "EventKind", "Executor", "Failure",
     "Finished", "KVCache", "LengthDistribution", "Migration", "Observer", "Outcome", "Phase", "Placement", "Plan", "Policy",
-    "Predictor", "Preemption", "Reject", "Request", "Router", "Scheduler", "Source", "Stalled", "View", "pause", "recompute",
-    "serve",
+    "Predictor", "Preemption", "Reject", "Request", "Router", "Scheduler", "Source", "Stalled", "Swap", "View",
+    "covers_answers", "pause", "recompute", "serve", "swap",
 ]  # fmt: skip

@@ -7,19 +7,19 @@ the same. A law that fails is named with the case.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from .batching import Batching, Chunked, Mixed, PrefillFirst, Static
-from .kv import Contiguous, KVCache, Paged
-from .plan import Chunk, Outcome, Plan
+from .kv import Contiguous, KVCache, Paged, Prefix
+from .plan import Chunk, Outcome, Plan, Swap
 from .policies.fcfs import FCFS
 from .policy import INF, Policy
 from .ports import Event, EventKind
 from .prediction import LengthDistribution
-from .preemption import pause, recompute
+from .preemption import Preemption
 from .rehearsal import JumpingClock, Log, PlainExecutor, Script
 from .request import Phase, Request
 from .scheduler import Scheduler
@@ -28,11 +28,12 @@ from .serve import serve
 
 @dataclass(frozen=True)
 class Hostile:
-    """One small run: limits, and columns of requests. Times in s, lengths in tokens; `abort` is INF where it never comes."""
+    """One small run: limits, and columns of requests. Times in s, lengths in tokens; `abort` is INF where it never comes.
+    hash_tokens: tokens of a piece that `hashes` names; 0: nobody's prompt is named."""
 
     batching: Callable[[], Batching]
     kv: Callable[[], KVCache]
-    keeps_kv: bool
+    preemption: Preemption
     max_num_seqs: int
     token_budget: int
     arrival: list[float]
@@ -41,10 +42,15 @@ class Hostile:
     prediction: list[LengthDistribution]
     delay: list[float]
     abort: list[float]
+    hash_tokens: int = 0
+    hashes: Sequence[Sequence[int]] = ()
 
 
-def hostile(rng: np.random.Generator, num: int = 24, *, ample: bool = False, constant: float | None = None) -> Hostile:
-    """Draw a run. ample: memory never binds, nobody aborts. constant: everybody's prediction is this point."""
+def hostile(
+    rng: np.random.Generator, num: int = 24, *, ample: bool = False, constant: float | None = None, reuse: bool = False
+) -> Hostile:
+    """Draw a run. ample: memory never binds, nobody aborts. constant: everybody's prediction is this point. reuse: with a
+    prefix cache and swap tiers."""
     prompts, outputs = rng.integers(1, 40, num), rng.geometric(1 / 12, num).clip(1, 60)
     pool = 100_000 if ample else int(rng.integers(112, 320))
     paged = (lambda: Paged(pool, 4, 0.0), lambda: Paged(pool, 16, 0.05), lambda: Contiguous(pool))
@@ -56,10 +62,10 @@ def hostile(rng: np.random.Generator, num: int = 24, *, ample: bool = False, con
         guesses = [LengthDistribution.point(constant)] * num
     arrival = np.cumsum(rng.exponential(rng.choice([0.01, 0.05, 0.2]), num))
     late = arrival + rng.exponential(0.3, num)
-    return Hostile(
+    case = Hostile(
         batching=[Chunked, Mixed, PrefillFirst, Static][int(rng.integers(4))],
         kv=paged[int(rng.integers(3))],
-        keeps_kv=bool(rng.integers(2)),
+        preemption=Preemption(bool(rng.integers(2))),
         max_num_seqs=int(rng.integers(1, 9)),
         token_budget=int(rng.choice([40, 64, 256])),
         arrival=arrival.tolist(),
@@ -69,6 +75,18 @@ def hostile(rng: np.random.Generator, num: int = 24, *, ample: bool = False, con
         delay=np.where(rng.random(num) < 0.2, rng.exponential(0.05, num), 0.0).tolist(),
         abort=np.where((rng.random(num) < 0.15) & (not ample), late, INF).tolist(),
     )
+    return case if not reuse else _reusing(rng, case, pool)
+
+
+def _reusing(rng: np.random.Generator, case: Hostile, pool: int) -> Hostile:
+    """The same with a prefix cache that five conversations share, and in most cases with swap tiers."""
+    size, watermark = ((4, 0.0), (8, 0.05))[int(rng.integers(2))]
+    hashes: list[Sequence[int]] = []
+    for i, k in enumerate(rng.integers(0, 5, len(case.arrival)).tolist()):  # two of them name their answers too
+        hashes.append(range(100 * k, 100 * k + 100) if k % 2 else [*range(100 * k, 100 * k + 5), 1000 + i])
+    tiers = ({}, {"cpu": 64, "disk": 32}, {"cpu": 200})[int(rng.integers(3))]
+    preemption = Preemption(case.preemption.keeps_kv, tiers)
+    return replace(case, kv=lambda: Prefix(pool, size, watermark), preemption=preemption, hash_tokens=size, hashes=hashes)
 
 
 def rehearse(
@@ -84,6 +102,8 @@ def rehearse(
     clock, events, predictions = JumpingClock(), [], {}
     for rid, arrival in enumerate(case.arrival):
         req = Request(rid, arrival, case.prompt_len[rid], 60, priority=float(rid % 3), client=f"client {rid % 4}")
+        if case.hash_tokens:
+            req.block_hashes = case.hashes[rid]
         events.append(Event(arrival, EventKind.ARRIVAL, req))
         predictions[rid] = case.prediction[rid]
         if case.delay[rid]:
@@ -92,12 +112,17 @@ def rehearse(
             req.prediction = case.prediction[rid]
         if case.abort[rid] < INF:
             events.append(Event(case.abort[rid], EventKind.ABORT, req))
+    kv = case.kv()
+    if case.hash_tokens:
+        kv.use_hashes(case.hash_tokens)
     engine = scheduler(
-        policy, case.batching(), case.kv(), pause() if case.keeps_kv else recompute(),
+        policy, case.batching(), kv, case.preemption,
         max_num_seqs=case.max_num_seqs, token_budget=case.token_budget, check=True,
     )  # fmt: skip
     truth = case.output_len if output_len is None else output_len
-    executor = PlainExecutor(clock, _seconds, truth, fast_forward=fast_forward)
+    executor = PlainExecutor(
+        clock, _seconds, truth, fast_forward=fast_forward, hash_tokens=case.hash_tokens, swap_seconds=_copy_seconds
+    )
     log = Log(max_steps=200 * sum(case.prompt_len) + 200 * sum(truth), watch=watch)
     _guard(policy, log)
     serve(Script(events, predictions), engine, executor, clock, log)
@@ -121,6 +146,10 @@ def _seconds(rows: int, context: int, chunks: Sequence[Chunk]) -> float:
     return 0.004 + 1e-4 * rows + 1e-6 * context + 2e-5 * sum(c.length for c in chunks)
 
 
+def _copy_seconds(swaps: Sequence[Swap]) -> float:
+    return 1e-4 * sum(copy.num_blocks for copy in swaps)
+
+
 def check_policy(
     make: Callable[[], Policy], *, seed: int = 0, num_cases: int = 6, constant_is_fcfs: bool | None = None
 ) -> None:
@@ -129,7 +158,8 @@ def check_policy(
     Conservation of requests and KV at every step; `key` pure, and constant while a request waits unless `key_epoch` moves;
     `may_preempt` never both ways; determinism; fast-forward == single step; non-anticipation; no preemption for a slot unless
     `preemptive`; with equal predictions that nobody outlives, FCFS (constant_is_fcfs; None: where the policy needs
-    predictions); the overtaking bound, where the policy has `overtaking_horizon(req, view)`.
+    predictions); the overtaking bound, where the policy has `overtaking_horizon(req, view)`. Conservation, fast-forward and
+    non-anticipation again with a prefix cache and swap tiers.
     """
     for i in range(num_cases):
         rng = np.random.default_rng([seed, i])
@@ -150,6 +180,10 @@ def check_policy(
             even = hostile(rng, ample=True, constant=64.0)
             even = Hostile(**{**vars(even), "delay": [0.0] * len(even.delay)})
             _same("constant prediction == FCFS", i, rehearse(FCFS(), even)[0], rehearse(make(), even)[0])
+        case = hostile(rng, reuse=True)
+        log, _ = _law("conservation with reuse", i, lambda c=case: _whole(make(), c))  # type: ignore[misc]
+        _same("fast-forward == single step with reuse", i, log, rehearse(make(), case, fast_forward=False)[0])
+        _law("non-anticipation with reuse", i, lambda c=case, g=log, r=rng: _blind(make, c, g, r))  # type: ignore[misc]
 
 
 def _law(name: str, case: int, run: Callable[[], Any]) -> Any:
@@ -168,7 +202,7 @@ def _same(name: str, case: int, one: Log, two: Log) -> None:
 def _whole(policy: Policy, case: Hostile) -> tuple[Log, Scheduler]:
     log, scheduler = rehearse(policy, case)
     assert len(log.ended_at) == len(case.arrival), "not everybody ended"
-    assert scheduler.kv.free == scheduler.kv.num_blocks, "KV blocks are left over"
+    assert not scheduler.kv.in_use, "KV blocks are left over"
     for rid, (num, reason, _) in log.ended_at.items():
         wanted = min(case.output_len[rid], 60)
         assert case.abort[rid] < INF or reason.startswith("rejected") or num == wanted, (rid, num, reason, wanted)

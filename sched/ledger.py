@@ -1,110 +1,18 @@
-"""Ledger: where every request stands, what KV it holds, and the moves between; it is also what a policy may see (View).
+"""Ledger: the moves of a request from phase to phase.
 
 Each move keeps the queues, the KV accounting and the private slots of the request in step with each other.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
-from .kv import KVCache
-from .policy import Policy
 from .request import Phase, Request
-from .running import Running
-from .waiting import Waiting
-
-PENDING, WAITING, PREFILLING, DECODING, PAUSED = (
-    Phase.PENDING, Phase.WAITING, Phase.PREFILLING, Phase.DECODING, Phase.PAUSED,
-)  # fmt: skip
+from .standing import DECODING, PAUSED, PENDING, PREFILLING, SWAPPED, WAITING, Standing
 
 
-class Ledger:
-    """Requests by phase: pending, waiting (with the paused among them), prefilling, running (the decode set)."""
+class Ledger(Standing):
+    """Moves requests; who calls has made sure that there is room."""
 
-    def __init__(self, policy: Policy, kv: KVCache) -> None:
-        self.policy = policy
-        self.kv = kv
-        self.now = 0.0
-        self.step_time = 0.0
-        self.running = Running(policy, self)
-        self.waiting = Waiting()  # waiting and paused requests, in one order
-        self.prefilling: dict[Request, None] = {}  # in order of admission
-        self.paused: dict[Request, None] = {}
-        self.pending: dict[Request, None] = {}
-        self.counts = dict.fromkeys(("injected", "finished", "rejected", "aborted", "failed"), 0)
-        self.num_preemptions = 0
-        self.recomputed_tokens = 0
-        self.joins: dict[Request, None] = {}  # changes of the decode set that no plan has told yet
-        self.leaves: list[Request] = []
-
-    # --- what a policy may know (View) --------------------------------------------------------------------------------
-
-    @property
-    def step(self) -> int:
-        return self.running.step
-
-    @property
-    def num_waiting(self) -> int:
-        return len(self.waiting)
-
-    @property
-    def num_running(self) -> int:
-        return len(self.running.members) + len(self.prefilling)
-
-    @property
-    def free_tokens(self) -> int:
-        return self.kv.free_tokens
-
-    def generated(self, req: Request) -> int:
-        since = req._decode_from
-        return req._generated if since < 0 else req._generated + self.running.step - since
-
-    def computed(self, req: Request) -> int:
-        since = req._decode_from
-        return req._computed if since < 0 else req._computed + self.running.step - since
-
-    def cached_len(self, req: Request) -> int:
-        return self.kv.lookup(req)
-
-    def client_running(self, client: str | None) -> int:
-        return sum(r.client == client for group in (self.running.members, self.prefilling) for r in group)
-
-    def future_peak(self) -> float:
-        """Sort by remaining, longest first: the peak is the greatest (k x remaining_k + KV of the k longest)."""
-        rows = []
-        for group in (self.running.members, self.prefilling):
-            for r in group:
-                if r.prediction is None:
-                    raise ValueError(f"request {r.rid} has no prediction; future_peak needs one")
-                g = self.generated(r)
-                rows.append((r.prediction.expected_remaining(g), r.prompt_len + g))
-        peak = held = 0.0
-        for k, (left, tokens) in enumerate(sorted(rows, reverse=True), 1):
-            held += tokens
-            peak = max(peak, held + k * left)
-        return peak
-
-    # --- what a request holds -----------------------------------------------------------------------------------------
-
-    def capacity(self, req: Request) -> int:
-        """Tokens that the blocks of `req` have room for."""
-        return self.computed(req) if req._prefilled else req.prompt_len + req._generated
-
-    def blocks(self, req: Request) -> int:
-        return self.kv.held(req, self.capacity(req))
-
-    def next_block(self, req: Request) -> int:
-        """Blocks that `req` needs for its next token, if it decodes (or resumes to)."""
-        if not req._prefilled:
-            return 0
-        held = self.computed(req)
-        return self.kv.held(req, held + 1) - self.kv.held(req, held)
-
-    def rank(self, req: Request) -> tuple[Any, float, int]:
-        """Its place in the one order: key, arrival, order of entry."""
-        return self.policy.key(req, self), req.arrival, req._entry
-
-    # --- moves --------------------------------------------------------------------------------------------------------
+    __slots__ = ()
 
     def enqueue(self, req: Request) -> None:
         req._phase = WAITING
@@ -115,16 +23,19 @@ class Ledger:
         self.waiting.push(req, key)
 
     def schedule(self, req: Request) -> None:
-        """Take `req` out of the waiting: it prefills, goes on prefilling, or (paused while decoding) decodes again."""
+        """Take `req` out of the waiting: it prefills, goes on prefilling, or (off the batch while decoding) decodes again."""
         self.waiting.remove(req)
+        phase = req._phase
+        if phase == PAUSED:
+            del self.paused[req]
+        elif phase == SWAPPED:
+            self._swap_in(req)
+        elif found := self.kv.allocate(req, req.prompt_len + req._generated):
+            self._skip_cached(req, found)
         if req._first_scheduled < 0.0:
             req._first_scheduled = self.now
         elif req._resumes:
             req._resumes.append(self.now)
-        if req._phase == PAUSED:
-            del self.paused[req]
-        else:
-            self.kv.allocate(req, req.prompt_len + req._generated)
         if req._prefilled:
             self.start_decoding(req)
         else:
@@ -154,20 +65,26 @@ class Ledger:
         self.paused[req] = None
         self.waiting.push(req, self.policy.key(req, self))
 
-    def evict(self, req: Request) -> None:
-        """Free the KV of a running or paused request; it waits to be computed again, its generated tokens kept."""
+    def give_up(self, req: Request) -> None:
+        """Take the KV of a running or paused request: it is swapped out where a tier has room, else thrown away, to be computed
+        again, the generated tokens kept. The request waits."""
         if req._phase == PAUSED:
             self.waiting.remove(req)
             del self.paused[req]
         else:
             self._off_batch(req)
             self._note_preemption(req)
-        self.kv.release(req, self.capacity(req))
-        self.recomputed_tokens += req._computed
-        req._recomputed += req._computed
-        req._computed = 0
-        req._prefilled = False
-        req._phase = WAITING
+        self._release(req)
+        computed = req._computed
+        if computed and self.swapping.tiers.sizes and self.swapping.take(req, self.kv.blocks(computed), computed):
+            req._phase = SWAPPED
+        else:
+            self.recomputed_tokens += computed
+            req._recomputed += computed
+            req._lost = max(req._lost, computed)
+            req._computed = req._found = 0
+            req._prefilled = False
+            req._phase = WAITING
         self.waiting.push(req, self.policy.key(req, self))
 
     def finish(self, req: Request) -> None:
@@ -175,7 +92,9 @@ class Ledger:
         self.running.leave(req)
         self.joins.pop(req, None)
         self.kv.leave(req._computed)
-        self.kv.release(req, req._computed)
+        if self.kv.indexes:
+            self.given_back += self.kv.enter(req, req._computed)
+        self.given_back += self.kv.release(req, req._computed)
         req._phase = Phase.FINISHED
         self.counts["finished"] += 1
         self.policy.on_finish(req)
@@ -192,10 +111,13 @@ class Ledger:
         elif phase == PAUSED:
             self.waiting.remove(req)
             del self.paused[req]
-            self.kv.release(req, self.capacity(req))
+            self._release(req, keep=not failed)
+        elif phase == SWAPPED:
+            self.waiting.remove(req)
+            self.swapping.drop(req)
         elif phase in (PREFILLING, DECODING):
             self._off_batch(req)
-            self.kv.release(req, self.capacity(req))
+            self._release(req, keep=not failed)
         else:
             return False
         if phase != PENDING:
@@ -203,6 +125,34 @@ class Ledger:
         req._phase = Phase.FAILED if failed else Phase.ABORTED
         self.counts["failed" if failed else "aborted"] += 1
         return True
+
+    def _skip_cached(self, req: Request, found: int) -> None:
+        """Its prefill starts behind the `found` tokens that are cached; what it had lost of them is not computed again."""
+        if req._first_scheduled < 0.0:
+            req._cached = found
+            self.cached_tokens += found
+        self._find_again(req, min(found, req._lost))
+        req._computed = req._found = found
+
+    def _find_again(self, req: Request, tokens: int) -> None:
+        req._recomputed -= tokens
+        self.recomputed_tokens -= tokens
+
+    def _swap_in(self, req: Request) -> None:
+        """Copy back what the device has not kept. Who was in mid-prefill may find more there than it had."""
+        kv, computed = self.kv, req._computed
+        found = kv.allocate(req, self.capacity(req))
+        self.swapping.bring(req, kv.blocks(found), max(computed - found, 0))
+        if not req._prefilled and found > computed:
+            self._find_again(req, max(min(found, req._lost) - computed, 0))
+            req._computed = found
+
+    def _release(self, req: Request, keep: bool = True) -> None:
+        """Give back the blocks of a request that is off the batch. keep: what it has computed stays for others, where there is
+        an index."""
+        if keep and self.kv.indexes:
+            self.kv.enter(req, req._computed)
+        self.kv.release(req, self.capacity(req))
 
     def _note_preemption(self, req: Request) -> None:
         self.num_preemptions += 1

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from .request import Request
 
 FinishReason = Literal["stop", "length"]
+DEVICE = "device"  # the memory that a step computes in; swap tiers have names of their own
 
 
 class Chunk(NamedTuple):
@@ -23,6 +24,16 @@ class Chunk(NamedTuple):
     start: int
     length: int
     last: bool
+
+
+class Swap(NamedTuple):
+    """A copy of `num_blocks` blocks of KV of `request` between two memory tiers, done before the step computes. One to the
+    device brings what the device has not kept, maybe nothing, and frees what the tier has of the request."""
+
+    request: Request
+    num_blocks: int
+    source: str
+    target: str
 
 
 class Finished(NamedTuple):
@@ -47,9 +58,11 @@ class Plan:
     joins, leaves: changes of the decode set since the last Outcome (finished rows leave by themselves).
     num_decode: decoding rows that run in this step, one token each. num_padding: finished rows that a static batch still
     carries. context_tokens: tokens attended by the decoding rows in the first step; each further step adds num_decode.
-    repeat: the step may be repeated this often (decodes only; 1 whenever a chunk is planned). The executor stops at the
-    first finish, so a request's max_new_tokens needs no bound here.
-    stable_until: absolute time (s) from which the policy may decide otherwise.
+    repeat: the step may be repeated this often (decodes only; 1 whenever a chunk or a swap is planned). The executor stops at
+    the first finish, so a request's max_new_tokens needs no bound here.
+    stable_until: absolute time (s) from which the policy may decide otherwise, or a lease ends.
+    swaps: block copies between memory tiers, outs first; synchronous with the step, which begins when they are done. Between
+    leaves and joins: after a plan that came to nothing, one request may leave, be copied out and in, and join.
     """
 
     chunks: list[Chunk] = field(default_factory=list)
@@ -60,7 +73,7 @@ class Plan:
     context_tokens: int = 0
     repeat: int = 1
     stable_until: float = float("inf")
-    swaps: Sequence[Any] = ()  # block copies between memory tiers
+    swaps: Sequence[Swap] = ()
     sends: Sequence[Any] = ()  # KV to another engine
     receives: Sequence[Any] = ()  # KV from another engine
     probe_rows: Sequence[Request] = ()  # rows whose hidden state a predictor wants back

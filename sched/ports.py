@@ -111,10 +111,20 @@ class View(Protocol):
         ...
 
     def computed(self, req: Request) -> int:
-        """Tokens whose KV is resident, in every phase."""
+        """Tokens whose KV is resident (of a swapped request: in its tier), in every phase."""
         ...
 
-    def cached_len(self, req: Request) -> int: ...
+    @property
+    def cache_epoch(self) -> int:
+        """Changes whenever the `cached_len` of somebody who waits may have: what a policy whose keys hold it returns as
+        its `key_epoch`."""
+        ...
+
+    def cached_len(self, req: Request) -> int:
+        """Tokens of the prompt that are cached: of a request without KV, now; of any other, when it was last admitted, so that
+        a key by them does not rise with the admission it has won."""
+        ...
+
     def client_running(self, client: str | None) -> int: ...
     def future_peak(self) -> float:
         """Greatest KV tokens the running set will hold if predictions are right (Past-Future, ASPLOS 2025, section 4)."""

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .plan import Chunk, Finished, Outcome, Plan
+from .plan import DEVICE, Chunk, Finished, Outcome, Plan, Swap
 from .policy import INF
 from .ports import Event, EventKind
 from .prediction import LengthDistribution
-from .request import Request
+from .request import Request, covers_answers
 from .scheduler import Scheduler
 
 Seconds = Callable[[int, int, Sequence[Chunk]], float]  # (rows, context tokens, chunks) -> duration of one step
@@ -62,11 +62,24 @@ class PlainExecutor:
     """Executes plans with one counter per request, and raises AssertionError where a plan contradicts them.
 
     output_lens: true output length in tokens by rid. fast_forward: take `plan.repeat` for granted; off, single steps.
-    `token_times`: rid -> the time (s) of every token, as a client would see them.
+    `token_times`: rid -> the time (s) of every token, as a client would see them. hash_tokens: tokens a named piece; a prefill
+    may then begin behind pieces that somebody has computed. swap_seconds: seconds of a plan's copies.
     """
 
-    def __init__(self, clock: JumpingClock, seconds: Seconds, output_lens: Sequence[int], *, fast_forward: bool = True) -> None:
+    def __init__(
+        self,
+        clock: JumpingClock,
+        seconds: Seconds,
+        output_lens: Sequence[int],
+        *,
+        fast_forward: bool = True,
+        hash_tokens: int = 0,
+        swap_seconds: Callable[[Sequence[Swap]], float] = lambda swaps: 0.0,
+    ) -> None:
         self._clock, self._seconds, self._output_lens, self._fast_forward = clock, seconds, output_lens, fast_forward
+        self._hash_tokens, self._swap_seconds = hash_tokens, swap_seconds
+        self._pieces: dict[tuple[int, int], None] = {}  # (place, name) of pieces that somebody has computed
+        self._swapped: dict[int, tuple[str, int]] = {}  # rid -> tier, blocks
         self.token_times: dict[int, list[float]] = {}
         self._computed: dict[int, int] = {}  # prompt + generated tokens whose KV there is, as far as chunks told
         self._ready: dict[int, None] = {}  # prefilled: may decode
@@ -80,11 +93,14 @@ class PlainExecutor:
         for req in plan.leaves:
             assert req in self._decoding, f"request {req.rid} leaves a decode set it is not in"
             del self._decoding[req]
+        self._copy(plan.swaps)
         for req in plan.joins:
             assert req not in self._decoding and req.rid in self._ready, f"request {req.rid} joins, but is not ready to"
             self._decoding[req] = None
         self._examine(plan)
         context, finished, ends, now = plan.context_tokens, [], [], self._clock.now  # type: ignore[var-annotated]
+        if plan.swaps:
+            now += self._swap_seconds(plan.swaps)
         for _ in range(plan.repeat if self._fast_forward else 1):
             now += self._seconds(plan.num_decode + plan.num_padding, context, plan.chunks)
             ends.append(now)
@@ -101,6 +117,7 @@ class PlainExecutor:
     def _emit(self, req: Request, now: float, finished: list[Finished]) -> None:
         times = self.token_times.setdefault(req.rid, [])
         times.append(now)
+        self._note_pieces(req, req.prompt_len + len(times) - 1)
         truth, cap = self._output_lens[req.rid], req.max_new_tokens
         if len(times) == min(truth, cap):
             self._decoding.pop(req, None)
@@ -119,15 +136,48 @@ class PlainExecutor:
         assert len(seen) == len(plan.chunks), f"two chunks for one request in {plan.chunks}"
         for req, start, length, last in plan.chunks:
             assert req not in self._decoding, f"request {req.rid} decodes and has a chunk"
+            assert req.rid not in self._swapped, f"request {req.rid} is swapped out and has a chunk"
             if start == 0:
                 self._ready.pop(req.rid, None)
-            else:
-                assert start == self._computed[req.rid] and req.rid not in self._ready, f"a gap before {start} of {req.rid}"
+            elif start != self._computed.get(req.rid) or req.rid in self._ready:
+                self._ready.pop(req.rid, None)
+                self._examine_hit(req, start)
             self._computed[req.rid] = start + length
+            self._note_pieces(req, start + length)
             target = req.prompt_len + len(self.token_times.get(req.rid, ()))
             assert length > 0 and start + length <= target and last == (start + length == target), (req, start, length, last)
             if last:
                 self._ready[req.rid] = None
+
+    def _note_pieces(self, req: Request, computed: int) -> None:
+        for place, name in enumerate(self._names(req, computed)):
+            self._pieces[place, name] = None
+
+    def _names(self, req: Request, tokens: int) -> Sequence[int]:
+        """Names of the whole pieces of the first `tokens` tokens."""
+        if req.block_hashes is None or not self._hash_tokens:
+            return ()
+        covered = tokens if covers_answers(req.block_hashes) else min(tokens, req.prompt_len)
+        return req.block_hashes[: covered // self._hash_tokens]
+
+    def _examine_hit(self, req: Request, start: int) -> None:
+        names = self._names(req, start)
+        assert start == len(names) * self._hash_tokens > 0, f"a gap before {start} of {req.rid}"
+        assert start < req.prompt_len + len(self.token_times.get(req.rid, ())), f"nothing left to compute of {req.rid}"
+        missing = [(place, name) for place, name in enumerate(names) if (place, name) not in self._pieces]
+        assert not missing, f"pieces {missing} of {req.rid} are taken for cached and were never computed"
+
+    def _copy(self, swaps: Sequence[Swap]) -> None:
+        for req, num_blocks, source, target in swaps:
+            assert (source == DEVICE) != (target == DEVICE), f"request {req.rid} is copied from {source} to {target}"
+            if source == DEVICE:
+                away = num_blocks > 0 and req.rid not in self._swapped and req not in self._decoding
+                assert away, f"request {req.rid} is swapped out already, or decodes still"
+                self._swapped[req.rid] = target, num_blocks
+            else:
+                tier, blocks = self._swapped[req.rid]
+                assert source == tier and 0 <= num_blocks <= blocks, f"request {req.rid} lies in {blocks} blocks of {tier}"
+                del self._swapped[req.rid]
 
 
 @dataclass

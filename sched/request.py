@@ -20,7 +20,7 @@ class Phase(IntEnum):
     PREFILLING = 2
     DECODING = 3
     PAUSED = 4  # off the batch, KV kept
-    SWAPPED = 5
+    SWAPPED = 5  # off the batch, KV in a tier below
     TRANSFERRING = 6
     FINISHED = 7
     REJECTED = 8
@@ -37,6 +37,11 @@ class SLO:
     e2e: float | None = None
 
 
+def covers_answers(block_hashes: Sequence[int]) -> bool:
+    """Whether names go on into the answers, by place in a conversation: those of a `range`, or of a sequence that says so."""
+    return isinstance(block_hashes, range) or getattr(block_hashes, "covers_answers", False)
+
+
 class Request:
     """One generation request. Lengths in tokens, times in seconds on the run's clock.
 
@@ -45,8 +50,8 @@ class Request:
     """
 
     __slots__ = (
-        "_computed", "_decode_from", "_entry", "_first_scheduled", "_first_token", "_generated", "_num_preemptions",
-        "_phase", "_prefilled", "_recomputed", "_resumes", "_ticket",
+        "_cached", "_computed", "_decode_from", "_entry", "_first_scheduled", "_first_token", "_found", "_generated", "_lost",
+        "_num_preemptions", "_phase", "_prefilled", "_recomputed", "_resumes", "_ticket",
         "arrival", "block_hashes", "client", "max_new_tokens", "prediction", "priority", "program", "prompt",
         "prompt_ids", "prompt_len", "rid", "session", "slo", "timeout", "turn", "weight",
     )  # fmt: skip
@@ -98,6 +103,9 @@ class Request:
         self._first_token = -1.0
         self._num_preemptions = 0
         self._recomputed = 0  # KV tokens thrown away by preemption, to be computed again
+        self._cached = 0  # tokens of the prompt found cached when it was first admitted
+        self._found = 0  # tokens found cached when it was last admitted
+        self._lost = 0  # the most tokens that an eviction has thrown away: found again, they are not computed again
         self._resumes: list[float] | None = None  # left, back, left, back, ... in s, kept only when preempted
 
     def __repr__(self) -> str:

@@ -9,11 +9,12 @@ from .batching import Batching
 from .check import check
 from .door import refusal
 from .kv import KVCache
-from .ledger import DECODING, PAUSED, PENDING, Ledger
+from .ledger import Ledger
 from .plan import Chunk, Outcome, Plan
 from .policy import INF, Policy
 from .preemption import Preemption
 from .request import Phase, Request
+from .standing import DECODING, PAUSED, PENDING, WAITING
 from .yielding import Yielding
 
 GIVES = frozenset({
@@ -28,6 +29,11 @@ class Scheduler(Ledger):
     max_model_len: prompt + output tokens. clip: shorten max_new_tokens to max_model_len instead of rejecting.
     check: assert all counts at every step.
     """
+
+    __slots__ = (
+        "_custom_admit", "_custom_order", "_epoch", "_has_epoch", "_needs_prediction", "_padding_context", "_tells_steps",
+        "_yielding", "batching", "checks", "clip", "max_model_len", "max_num_seqs", "num_padding", "token_budget",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -46,7 +52,7 @@ class Scheduler(Ledger):
             raise ValueError(f"max_num_seqs {max_num_seqs} must be from 1 to token_budget {token_budget}")
         if missing := sorted(policy.needs - GIVES):
             raise ValueError(f"{type(policy).__name__} needs {missing}; this scheduler gives {sorted(GIVES)}")
-        super().__init__(policy, kv)
+        super().__init__(policy, kv, preemption.tiers)
         self.batching = batching
         self.max_num_seqs = max_num_seqs
         self.token_budget = token_budget
@@ -102,14 +108,17 @@ class Scheduler(Ledger):
         return bool(self.running.members or self.prefilling or len(self.waiting))
 
     def next_wakeup(self) -> float:
-        """The time of the next event this scheduler itself has declared (s): when the policy may decide otherwise."""
-        until = self.policy.stable(self)[1] if self.busy else INF
+        """The time of the next event this scheduler itself has declared (s): when the policy may decide otherwise, or a lease
+        ends."""
+        until = min(self.policy.stable(self)[1], self.kv.next_expiry) if self.busy else INF
         return until if until > self.now else INF
 
     def plan(self, now: float) -> Plan | None:
         """The next step, or None when nothing can run. Mutates the queues; `book` must follow with the outcome."""
         self.now = now
         running, policy, kv = self.running, self.policy, self.kv
+        if kv.indexes:
+            kv.expire(now)
         if running.turns:
             running.turn_keys()
         if self._has_epoch and (epoch := policy.key_epoch(self)) != self._epoch:
@@ -117,8 +126,8 @@ class Scheduler(Ledger):
             self.waiting.rekey(lambda r: policy.key(r, self))
             running.rekey()
         yielded = False  # then who waits may be better off one step later, so the step is not repeated
-        while kv.growth() > kv.free:  # make room for the decoders' next token
-            self.evict(self._yielding.last())
+        while kv.growth() > kv.free and kv.short_of(0) > 0:  # make room for the decoders' next token
+            self.give_up(self._yielding.last())
             yielded = True
         if self.num_padding and not self.num_running:
             self.num_padding = self._padding_context = 0
@@ -153,7 +162,19 @@ class Scheduler(Ledger):
             if policy.rekey_decides:
                 steps = min(steps, running.steps_to_turn())  # type: ignore[assignment]
             plan.repeat = max(int(min(kv.room(), steps)), 1)
+        if kv.indexes or self.swapping.untold:
+            self._bound(plan)
         return plan
+
+    def _bound(self, plan: Plan) -> None:
+        """What a prefix cache and swap tiers add: copies are told; the plan is good until a lease ends, and is repeated only
+        while no copies stand in it, nor a block goes that the policy's order may hang on."""
+        plan.stable_until = min(plan.stable_until, self.kv.next_expiry)
+        if self.swapping.untold:
+            plan.swaps = self.swapping.tell()
+            plan.repeat = 1
+        elif plan.repeat > 1 and "cached_len" in self.policy.needs:
+            plan.repeat = min(plan.repeat, max(self.kv.room(self.kv.free), 1))
 
     def _admit(self, chunks: list[Chunk], budget: int) -> bool:
         """Admit or resume in policy order while slots, KV and budget last; take a slot or KV only for a lower key.
@@ -190,7 +211,7 @@ class Scheduler(Ledger):
                 if keeps_kv:
                     self.pause(victim)
                 else:
-                    self.evict(victim)
+                    self.give_up(victim)
                     evicted.append(victim)
             self.schedule(req)
             if victims:
@@ -207,8 +228,11 @@ class Scheduler(Ledger):
 
     def _chunk_len(self, req: Request, budget: int) -> int:
         """Tokens of `req` to prefill in this step."""
-        left = req.prompt_len + req._generated - req._computed
-        return self.batching.chunk(left, budget, not req._computed and not req._generated)
+        tokens = req.prompt_len + req._generated
+        left = tokens - req._computed
+        if self.kv.indexes and req._phase == WAITING:
+            left -= self.kv.cached(req, tokens)
+        return self.batching.chunk(left, budget, req._computed <= req._found and not req._generated)
 
     def _add_chunk(self, chunks: list[Chunk], req: Request, budget: int) -> int:
         length = self._chunk_len(req, budget)
@@ -240,8 +264,11 @@ class Scheduler(Ledger):
         if plan.num_decode:
             self.kv.advance(steps)
             self.running.advance(steps)
+        self.given_back = 0
         for req, _, length, last in plan.chunks:
             req._computed += length
+            if self.kv.indexes:
+                self.given_back += self.kv.enter(req, req._computed)
             if last:
                 self.end_prefill(req, end)
         if self._tells_steps:

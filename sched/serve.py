@@ -36,7 +36,7 @@ def serve(source: Source, scheduler: Scheduler, executor: Executor, clock: Clock
                 first = scheduler.waiting.peek() or next(iter(scheduler.pending))
                 raise Stalled(
                     f"at {now:.6f} s {len(scheduler.waiting)} requests wait and nothing will start them; first in order: "
-                    f"{first!r}; {scheduler.kv.free} of {scheduler.kv.num_blocks} KV blocks free"
+                    f"{first!r}; {scheduler.kv.in_use} of {scheduler.kv.num_blocks} KV blocks in use"
                 )
             return
         idle = 0

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from heapq import merge
 
-from .ledger import Ledger
 from .policy import Policy
 from .preemption import Preemption
 from .request import Phase, Request
+from .standing import Standing
 
 DECODING, PAUSED = Phase.DECODING, Phase.PAUSED
 
@@ -17,7 +17,7 @@ class Yielding:
     """Victims by the policy's order: the last in order yields first, and only to a strictly lower key, but for paused
     requests, which yield KV to any request before them in order."""
 
-    def __init__(self, ledger: Ledger, preemption: Preemption) -> None:
+    def __init__(self, ledger: Standing, preemption: Preemption) -> None:
         self._ledger = ledger
         self._keeps_kv = preemption.keeps_kv
         self._custom = type(ledger.policy).victim is not Policy.victim
@@ -50,21 +50,33 @@ class Yielding:
         out not to be needed."""
         ledger, keeps_kv = self._ledger, self._keeps_kv
         kv = ledger.kv
+        incoming = None
         if req._phase == PAUSED:
             short = kv.short_of(ledger.next_block(req))
-        else:
-            short = kv.short_of(kv.blocks_to_admit(req, req.prompt_len + req._generated) + kv.watermark_blocks)
+        else:  # who comes back from a tier decodes at once, and needs the block of its next token beside
+            incoming = req, ledger.capacity(req)
+            short = kv.short_of(kv.blocks_to_admit(*incoming) + ledger.next_block(req) + kv.watermark_blocks)
+        evicted: list[Request] = []
+
+        def brings(victim: Request) -> int:
+            """Blocks that `victim` brings beside the others who yield: what it holds, and what it would have taken in this
+            step. Off the batch it does not grow; a slot victim's growth counts from the start."""
+            others: list[Request] = []
+            if kv.indexes:
+                others = [r for r in evicted if r is not victim]
+                if slot_victim is not None and not keeps_kv and victim is not slot_victim:
+                    others.append(slot_victim)
+            blocks = kv.brings(victim, ledger.capacity(victim), others, incoming)
+            grows = victim._phase == DECODING and not (keeps_kv and victim is slot_victim)
+            return blocks + ledger.next_block(victim) if grows else blocks
+
         slot_brings = 0
-        if slot_victim is not None:  # off the batch it does not grow, or holds nothing
-            slot_brings = ledger.next_block(slot_victim) if keeps_kv else self._freed(slot_victim)
+        if slot_victim is not None:
+            slot_brings = ledger.next_block(slot_victim) if keeps_kv else brings(slot_victim)
             short -= slot_brings
         elif short <= 0:
             return []
 
-        def brings(victim: Request) -> int:
-            return ledger.blocks(victim) if victim is slot_victim else self._freed(victim)
-
-        evicted: list[Request] = []
         if short > 0:
             for victim in self._candidates(req, slot_victim, passed):
                 evicted.append(victim)
@@ -78,17 +90,14 @@ class Yielding:
                     evicted.remove(victim)
                     short += brings(victim)
             a_slot_comes_free = slot_victim not in evicted and any(v._phase != PAUSED for v in evicted)
-            if a_slot_comes_free and short + slot_brings <= 0:  # the slot of somebody who yields KV anyway will do
-                slot_victim = None
+            if a_slot_comes_free and slot_victim is not None:
+                slot_brings = ledger.next_block(slot_victim) if keeps_kv else brings(slot_victim)
+                if short + slot_brings <= 0:  # the slot of somebody who yields KV anyway will do
+                    slot_victim = None
         out = [(victim, False) for victim in evicted]
         if slot_victim is not None and slot_victim not in evicted:
             out.append((slot_victim, keeps_kv))
         return out
-
-    def _freed(self, req: Request) -> int:
-        """Blocks that evicting `req` brings: what it holds, and what it would have taken in this step."""
-        ledger = self._ledger
-        return ledger.blocks(req) + (ledger.next_block(req) if req._phase == DECODING else 0)
 
     def _candidates(self, req: Request, slot_victim: Request | None, passed: list[Request]) -> Iterator[Request]:
         """Who may give up KV for `req`, last in order first: paused requests later in order (`slot_victim` with them, where it

@@ -9,11 +9,10 @@ from typing import Any
 from lengthwise.engine.simulated import SimulatedClock, SimulatedExecutor
 from lengthwise.engine.simulated.affine import Affine
 from lengthwise.engine.simulated.cost import CostModel
-from lengthwise.sched import Chunk, Event, EventKind, LengthDistribution, Policy, Request, Scheduler, serve
+from lengthwise.sched import Chunk, Event, EventKind, LengthDistribution, Policy, Preemption, Request, Scheduler, Swap, serve
 from lengthwise.sched.batching import Chunked, Mixed, PrefillFirst, Static
-from lengthwise.sched.kv import Contiguous, Paged
+from lengthwise.sched.kv import Contiguous, KVCache, Paged, Prefix
 from lengthwise.sched.policies import FCFS, PSJF, SJF, SRPT, Aging, Priority
-from lengthwise.sched.preemption import pause, recompute
 from lengthwise.sched.rehearsal import Log, PlainExecutor, Script
 
 INF = float("inf")
@@ -66,16 +65,22 @@ class Ask:
     ready_delay: float = 0.0
     abort_after: float | None = None
     abort_kind: EventKind = EventKind.ABORT
+    block_hashes: Sequence[int] | None = None
 
 
 @dataclass(frozen=True)
 class Case:
-    """Everything about one run. pool: KV tokens."""
+    """Everything about one run. pool: KV tokens. prefix: a prefix cache, with pieces of hash_tokens tokens (0: nobody's are
+    named). cpu, disk: tokens of swap tiers; None: nobody is swapped."""
 
     asks: tuple[Ask, ...]
     policy: str = "fcfs"
     batching: str = "chunked"
     paged: bool = True
+    prefix: bool = False
+    hash_tokens: int = 0
+    cpu: int | None = None
+    disk: int = 0
     pool: int = 1 << 20
     block_size: int = 16
     watermark: float = 0.0
@@ -93,7 +98,7 @@ class Case:
     def requests(self) -> tuple[list[Request], list[Event], dict[int, LengthDistribution]]:
         requests, events, predictions = [], [], {}
         for rid, a in enumerate(self.asks):
-            req = Request(rid, a.arrival, a.prompt_len, a.max_new_tokens, priority=a.priority)
+            req = Request(rid, a.arrival, a.prompt_len, a.max_new_tokens, priority=a.priority, block_hashes=a.block_hashes)
             requests.append(req)
             events.append(Event(a.arrival, EventKind.ARRIVAL, req))
             if a.prediction is not None and a.ready_delay:
@@ -104,6 +109,18 @@ class Case:
             if a.abort_after is not None:
                 events.append(Event(a.arrival + a.abort_after, a.abort_kind, req))
         return requests, events, predictions
+
+    def kv(self) -> KVCache:
+        if self.prefix:
+            kv = Prefix(self.pool, self.block_size, self.watermark)
+            if self.hash_tokens:
+                kv.use_hashes(self.hash_tokens)
+            return kv
+        return Paged(self.pool, self.block_size, self.watermark) if self.paged else Contiguous(self.pool, self.watermark)
+
+
+def copy_seconds(swaps: Sequence[Swap]) -> float:
+    return sum(1e-3 * copy.num_blocks for copy in swaps)
 
 
 @dataclass
@@ -134,23 +151,28 @@ def play(
     max_steps: float = INF,
     keep: bool = True,
     scheduler: type[Scheduler] = Scheduler,
+    log: Log | None = None,
 ) -> Result:
-    """Run `case` on the simulated executor, or on the PlainExecutor (`plain`; `seconds` gives it other step times)."""
+    """Run `case` on the simulated executor, or on the PlainExecutor (`plain`; `seconds` gives it other step times). log:
+    observes in place of one that `watch`, `max_steps` and `keep` describe."""
     requests, events, predictions = case.requests()
     clock, cost = SimulatedClock(), COSTS[case.cost]() if isinstance(case.cost, str) else case.cost
     truth = [a.output_len for a in case.asks]
-    kv = Paged(case.pool, case.block_size, case.watermark) if case.paged else Contiguous(case.pool, case.watermark)
+    tiers = {} if case.cpu is None else {"cpu": case.cpu, "disk": case.disk}
     engine = scheduler(
-        policy or POLICIES[case.policy](), BATCHING[case.batching](), kv, pause() if case.keeps_kv else recompute(),
+        policy or POLICIES[case.policy](), BATCHING[case.batching](), case.kv(), Preemption(case.keeps_kv, tiers),
         max_num_seqs=case.max_num_seqs, token_budget=case.token_budget, max_model_len=case.max_model_len, clip=case.clip,
         check=check,
     )  # fmt: skip
     executor: Any
     if plain:
-        executor = PlainExecutor(clock, seconds or step_seconds(cost), truth, fast_forward=fast_forward)
+        executor = PlainExecutor(
+            clock, seconds or step_seconds(cost), truth, fast_forward=fast_forward, hash_tokens=case.hash_tokens,
+            swap_seconds=copy_seconds,
+        )  # fmt: skip
     else:
-        executor = SimulatedExecutor(clock, cost, truth, fast_forward=fast_forward)
-    log = Log(max_steps=max_steps, keep=keep, watch=watch)
+        executor = SimulatedExecutor(clock, cost, truth, fast_forward=fast_forward, swap_seconds=copy_seconds)
+    log = log or Log(max_steps=max_steps, keep=keep, watch=watch)
     serve(Script(events, predictions), engine, executor, clock, log)
     return Result(log, engine, requests, executor, case)
 

@@ -95,3 +95,54 @@ def crowded(draw: st.DrawFn) -> Case:
         cost=one_of(*COSTS),
         asks=tuple(replace(a, prompt_len=min(budget, 48)) if w else a for a, w in zip(some, whole, strict=True)),
     )
+
+
+@st.composite
+def reusing(draw: st.DrawFn, policies: tuple[str, ...] = tuple(POLICIES)) -> Case:
+    """Runs with a prefix cache (mostly) and swap tiers (mostly), tight to wide: prompts that share beginnings by written names,
+    turns of conversations whose names are a `range`, and some without names."""
+
+    def one_of(*values):
+        return draw(st.sampled_from(values))
+
+    size = one_of(1, 2, 4, 4, 7, 16)
+    piece = size * one_of(1, 1, 2, 3)
+    seed, num = draw(st.integers(0, 1 << 32)), one_of(*NUMBERS)
+    max_num_seqs = one_of(1, 2, 3, 4, 8, 16)
+    prefix = one_of(True, True, True, False)
+    return Case(
+        policy=one_of(*policies, *(p for p in policies if p in ("psjf", "srpt", "priority"))),
+        batching=one_of("chunked", "chunked", *BATCHING),
+        paged=prefix or one_of(True, False),
+        prefix=prefix,
+        hash_tokens=piece,
+        cpu=one_of(None, 4096, 160, 64, 24, 0),
+        disk=one_of(0, 0, 48),
+        pool=one_of(4096, 256, 200, 160, 144, 128, 121, 112, 104, 97),
+        block_size=size,
+        watermark=one_of(0.0, 0.0, 0.01, 0.1),
+        keeps_kv=one_of(False, True),
+        max_num_seqs=max_num_seqs,
+        token_budget=max(max_num_seqs, one_of(512, 512, 64, 40, 40, 16, 5, 1)),
+        cost=one_of(*COSTS),
+        asks=named(seed, asks(seed, num, one_of(0.0, 0.5, 1.0, 1.0, 2.0, 4.0)), piece),
+    )
+
+
+def named(seed: int, some: tuple[Ask, ...], piece: int) -> tuple[Ask, ...]:
+    """`some` with names for their prompts' pieces: of four conversations (range), of a tree of templates, or none."""
+    out = []
+    for i, a in enumerate(some):
+        rng = np.random.default_rng([seed, i, 1])
+        k, kind = int(rng.integers(4)), rng.random()
+        whole = a.prompt_len // piece
+        hashes: range | list[int] | None = None
+        if kind < 0.45:
+            hashes = range(1000 * k, 1000 * k + (1 << 70 if k == 3 else 900))
+        elif kind < 0.9:
+            parts = [int(rng.integers(0, whole + 1)) for _ in range(2)]
+            forks = sorted(parts)
+            hashes = [10_000 + p + 100 * k * (p >= forks[0]) + 1000 * (i + 1) * (p >= forks[1]) for p in range(whole)]
+            hashes += [90_000 + i] * int(rng.integers(2))  # the end of the prompt: no whole piece
+        out.append(replace(a, block_hashes=hashes))
+    return tuple(out)

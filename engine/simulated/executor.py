@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 from itertools import accumulate
 
 import numpy as np
 
-from lengthwise.sched import INF, Chunk, Finished, Outcome, Phase, Plan, Request
+from lengthwise.sched import INF, Chunk, Finished, Outcome, Phase, Plan, Request, Swap
 
 from .clock import SimulatedClock
 from .cost import CostModel
@@ -19,10 +19,18 @@ class SimulatedExecutor:
 
     output_lens: true output length in tokens of request rid, EOS included; each at least 1.
     fast_forward: run up to `plan.repeat` steps per plan. Off, every outcome is a single step; results are the same bits.
+    swap_seconds: seconds of the copies of one plan, which come before its step (Hardware.swap_seconds); a plan with swaps is
+    refused without it.
     """
 
     def __init__(
-        self, clock: SimulatedClock, cost: CostModel, output_lens: Sequence[int], *, fast_forward: bool = True
+        self,
+        clock: SimulatedClock,
+        cost: CostModel,
+        output_lens: Sequence[int],
+        *,
+        fast_forward: bool = True,
+        swap_seconds: Callable[[Sequence[Swap]], float] | None = None,
     ) -> None:
         if len(output_lens) and min(output_lens) < 1:
             rid = int(np.argmin(np.asarray(output_lens)))
@@ -31,6 +39,7 @@ class SimulatedExecutor:
         self._cost = cost
         self._output_lens = output_lens
         self._fast_forward = fast_forward
+        self._swap_seconds = swap_seconds
         self._step = 0  # decode steps taken
         self._left: dict[int, int] = {}  # rid -> decode steps to its finish, while off the decode set
         self._finish_at: dict[int, int] = {}  # rid -> decode step of its finish, while on it
@@ -57,15 +66,20 @@ class SimulatedExecutor:
             heappop(heap)
         rows = plan.num_decode + plan.num_padding
         finished: list[Finished] = []
+        start = self._clock.now
+        if plan.swaps:
+            if self._swap_seconds is None:
+                raise ValueError(f"{plan.swaps[0]} has no price: give this executor `swap_seconds`")
+            start += self._swap_seconds(plan.swaps)
         if plan.chunks:
-            ends = [self._clock.now + self._cost.step(rows, plan.context_tokens, plan.chunks)]
+            ends = [start + self._cost.step(rows, plan.context_tokens, plan.chunks)]
             num_steps = 1
             for chunk in plan.chunks:
                 if chunk.last:
                     self._end_prefill(chunk, finished)
         else:
             num_steps = min(plan.repeat, heap[0][0] - step) if self._fast_forward else 1
-            ends = self._decode(rows, plan.num_decode, plan.context_tokens, num_steps, until)
+            ends = self._decode(start, rows, plan.num_decode, plan.context_tokens, num_steps, until)
             num_steps = len(ends)
         if plan.num_decode:
             step = self._step = step + num_steps
@@ -76,9 +90,8 @@ class SimulatedExecutor:
                     finished.append(self._finished(req))
         return Outcome(num_steps, ends, num_steps if plan.num_decode else 0, finished)
 
-    def _decode(self, rows: int, growth: int, context: int, num_steps: int, until: float) -> list[float]:
-        """End times of up to `num_steps` pure decode steps, each attending `growth` tokens more than the last."""
-        t = self._clock.now
+    def _decode(self, t: float, rows: int, growth: int, context: int, num_steps: int, until: float) -> list[float]:
+        """End times of up to `num_steps` pure decode steps from `t` (s) on, each attending `growth` tokens more than before."""
         ends: list[float] = []
         while num_steps > len(ends) and (not ends or t < until):
             a, c, limit = self._cost.decode_line(rows, context)

@@ -2,6 +2,9 @@
 
 from .cache import KVCache
 from .contiguous import Contiguous
+from .leases import Lease
 from .paged import Paged
+from .prefix import Prefix
+from .tiers import Tiers
 
-__all__ = ["Contiguous", "KVCache", "Paged"]
+__all__ = ["Contiguous", "KVCache", "Lease", "Paged", "Prefix", "Tiers"]

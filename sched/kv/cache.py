@@ -1,14 +1,17 @@
 """KVCache: the only door to KV memory accounting.
 
 A request holds blocks from `allocate` to `release`. While it decodes (`join` to `leave`) it grows by one token a step, and
-nobody counts per request: `room` says how many steps fit, `advance` books them.
+nobody counts per request: `room` says how many steps fit, `advance` books them. A cache that keeps what requests leave behind
+says so by `indexes`; then `enter` tells it what has been computed.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
+
+from ..policy import INF
 
 if TYPE_CHECKING:
     from ..request import Request
@@ -18,6 +21,8 @@ class KVCache(ABC):
     """Memory of one device in blocks of `block_size` tokens. `free` is exact at every step boundary.
 
     Token counts: `tokens` is what the KV of a request holds: prompt + n - 1 after n generated tokens.
+    indexes: whether it keeps prefixes for reuse. next_expiry: when the next lease ends (s). epoch: changes whenever what
+    `lookup` says may.
     """
 
     def __init__(self, num_tokens: int, block_size: int, watermark: float) -> None:
@@ -29,16 +34,41 @@ class KVCache(ABC):
         self.num_blocks = num_tokens // block_size
         self.watermark_blocks = int(watermark * self.num_blocks)
         self.free = self.num_blocks
+        self.indexes = False
+        self.next_expiry = INF
+        self.epoch = 0
 
     def blocks(self, tokens: int) -> int:
         return -(-tokens // self.block_size)
 
     @property
+    def evictable(self) -> int:
+        """Blocks of prefixes that nobody uses; they go when room is needed."""
+        return 0
+
+    @property
+    def pinned(self) -> int:
+        """Blocks under a lease."""
+        return 0
+
+    @property
+    def in_use(self) -> int:
+        """Blocks held or pinned, a shared one counted once."""
+        return self.num_blocks - self.free - self.evictable
+
+    @property
     def free_tokens(self) -> int:
         return self.free * self.block_size
 
+    def use_hashes(self, tokens: int) -> None:  # noqa: B027
+        """Requests name the pieces of their prompts, `tokens` tokens each (Request.block_hashes)."""
+
     def lookup(self, req: Request) -> int:
         """Tokens of `req`'s prompt that are cached already."""
+        return 0
+
+    def cached(self, req: Request, tokens: int) -> int:
+        """Tokens that admission of `req` with `tokens` (prompt + generated) would find cached."""
         return 0
 
     @abstractmethod
@@ -47,7 +77,7 @@ class KVCache(ABC):
 
     @abstractmethod
     def blocks_to_admit(self, req: Request, tokens: int) -> int:
-        """Blocks that admission with `tokens` (prompt + generated) takes."""
+        """Blocks that admission with `tokens` (prompt + generated) takes, of those free and evictable."""
 
     @abstractmethod
     def held(self, req: Request, tokens: int) -> int:
@@ -61,12 +91,24 @@ class KVCache(ABC):
         """How many blocks are missing for `blocks` more, with every decoder still able to grow by a token; 0 or less: none."""
         return blocks + self.growth() - self.free
 
-    def allocate(self, req: Request, tokens: int) -> None:
-        """Take the blocks for `req`'s prefill of `tokens`. Mutates `free`."""
+    def brings(
+        self, req: Request, tokens: int, others: Sequence[Request] = (), incoming: tuple[Request, int] | None = None
+    ) -> int:
+        """Blocks that come free, or evictable, for `incoming` (request, tokens) if `req` gives up its KV after `others` did."""
+        return self.held(req, tokens)
+
+    def allocate(self, req: Request, tokens: int) -> int:
+        """Take the blocks for `req`'s prefill of `tokens`; returns how many of those tokens are cached. Mutates `free`."""
         self.free -= self.blocks_to_admit(req, tokens)
+        return 0
+
+    def enter(self, req: Request, computed: int) -> int:
+        """The KV of the first `computed` tokens of `req` (prompt + generated) is there, for others to use. Returns how many
+        blocks fewer are in use, as others hold the same."""
+        return 0
 
     def release(self, req: Request, tokens: int) -> int:
-        """Give back what `req` holds; returns the number of blocks. Mutates `free`."""
+        """Give back what `req` holds; returns the number of blocks that nobody holds now. Mutates `free`."""
         blocks = self.held(req, tokens)
         self.free += blocks
         return blocks
@@ -76,8 +118,8 @@ class KVCache(ABC):
         """Blocks the decoders need for their next step."""
 
     @abstractmethod
-    def room(self) -> int:
-        """Decode steps that fit into the free blocks."""
+    def room(self, blocks: int | None = None) -> int:
+        """Decode steps that fit into `blocks` (None: all that can be had)."""
 
     @abstractmethod
     def join(self, tokens: int) -> None:
@@ -90,6 +132,9 @@ class KVCache(ABC):
     @abstractmethod
     def advance(self, num_steps: int) -> None:
         """All decoders grow by `num_steps` tokens. Mutates `free`."""
+
+    def expire(self, now: float) -> None:  # noqa: B027
+        """End the leases that last until `now` (s) or less."""
 
     def check(self, holders: Iterable[tuple[Request, int]]) -> None:
         """Assert that free + held = total; `holders` are (request, tokens it has room for)."""

@@ -32,7 +32,7 @@ class Contiguous(KVCache):
     def growth(self) -> int:
         return 0
 
-    def room(self) -> int:
+    def room(self, blocks: int | None = None) -> int:
         return FOREVER
 
     def join(self, tokens: int) -> None: ...

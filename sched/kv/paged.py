@@ -36,12 +36,13 @@ class Paged(KVCache):
     def growth(self) -> int:
         return self._crossings[self._phase]
 
-    def room(self) -> int:
+    def room(self, blocks: int | None = None) -> int:
         n = self._num_decoders
         if n == 0:
             return FOREVER
         size, crossings = self.block_size, self._crossings
-        periods, left = divmod(self.free, n)  # in block_size steps every decoder opens exactly one block
+        left = self.free if blocks is None else blocks
+        periods, left = divmod(left, n)  # in block_size steps every decoder opens exactly one block
         i = self._phase
         steps = periods * size
         while crossings[i] <= left:

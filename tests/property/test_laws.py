@@ -9,9 +9,9 @@ import pytest
 from harness import POLICIES, Case, Result, play
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from strategies import cases, crowded
+from strategies import cases, crowded, reusing
 
-from lengthwise.sched import LengthDistribution, Phase, Policy, Request, Scheduler
+from lengthwise.sched import LengthDistribution, Outcome, Phase, Plan, Policy, Request, Scheduler
 from lengthwise.sched.contract import Overtaking
 
 PUBLIC = [name for name in Request.__slots__ if not name.startswith("_")]
@@ -52,12 +52,18 @@ def conservation(case: Case) -> None:
         for phase in (Phase.FINISHED, Phase.REJECTED, Phase.ABORTED, Phase.FAILED):
             assert counts[phase.name.lower()] == phases.count(phase)
         assert len(scheduler.pending) == phases.count(Phase.PENDING)
-        assert scheduler.num_waiting == phases.count(Phase.WAITING) + phases.count(Phase.PAUSED)
+        assert scheduler.num_waiting == sum(phases.count(p) for p in (Phase.WAITING, Phase.PAUSED, Phase.SWAPPED))
         assert scheduler.num_running == phases.count(Phase.PREFILLING) + phases.count(Phase.DECODING)
         holders = [r for r in added if r.phase in (Phase.PREFILLING, Phase.DECODING, Phase.PAUSED)]
-        used = scheduler.kv.num_blocks - scheduler.kv.free
+        used = scheduler.kv.in_use
         assert 0 <= used <= scheduler.kv.num_blocks
-        if case.paged:
+        swapped = scheduler.swapping.there
+        assert list(swapped) == [r for r in swapped if r.phase == Phase.SWAPPED] and len(swapped) == phases.count(Phase.SWAPPED)
+        if case.prefix:
+            most = sum(math.ceil((r.prompt_len + scheduler.generated(r)) / case.block_size) for r in holders)
+            assert used <= most  # shared blocks count once
+            assert all(0 <= r._cached < r.prompt_len and r._cached % case.hash_tokens == 0 for r in added)  # M14
+        elif case.paged:
             least = sum(math.ceil(scheduler.computed(r) / case.block_size) for r in holders)
             most = sum(math.ceil((r.prompt_len + scheduler.generated(r)) / case.block_size) for r in holders)
             assert least <= used <= most
@@ -65,7 +71,8 @@ def conservation(case: Case) -> None:
             assert used == sum(r.prompt_len + r.max_new_tokens - 1 for r in holders)
 
     result = play(case, watch=watch, scheduler=Counting)
-    assert result.scheduler.kv.free == result.scheduler.kv.num_blocks
+    assert result.scheduler.kv.in_use == result.scheduler.kv.pinned == 0
+    assert result.scheduler.swapping.tiers.free == result.scheduler.swapping.tiers.sizes
     assert not result.scheduler.busy and not result.scheduler.pending
     assert sorted(result.log.ended_at) == list(range(len(case.asks)))
     for req, ask in zip(result.requests, case.asks, strict=True):
@@ -116,8 +123,41 @@ def limits(case: Case) -> None:
     for req in result.requests:
         if req.phase == Phase.FINISHED and not req._num_preemptions:
             starts, lengths = zip(*chunks[req.rid], strict=True)
-            assert sum(lengths) == req.prompt_len and list(starts) == [sum(lengths[:k]) for k in range(len(lengths))]
+            cached = req._cached
+            assert sum(lengths) == req.prompt_len - cached
+            assert list(starts) == [cached + sum(lengths[:k]) for k in range(len(lengths))]
             assert batching == "chunked" or len(lengths) == 1
+
+
+def given_back(case: Case) -> None:
+    """What is in use after a step and what it gave back is what was in use while it ran (of single steps)."""
+
+    class Weighing(Scheduler):
+        def book(self, plan: Plan, outcome: Outcome) -> None:
+            held = self.kv.in_use + (self.kv.growth() if plan.num_decode else 0)
+            super().book(plan, outcome)
+            assert self.kv.in_use + self.given_back == held
+
+    play(case, fast_forward=False, scheduler=Weighing)
+
+
+def recomputation(case: Case) -> None:
+    """Recomputed is, of each request that finishes, what is computed of tokens whose KV it has had before."""
+    had: dict[int, int] = {}
+    again: dict[int, int] = {}
+
+    def watch(scheduler: Scheduler, plan: Plan, _: object) -> None:
+        for req, start, length, last in plan.chunks:
+            generated = scheduler.generated(req) - last  # before this step
+            most = max(had.get(req.rid, 0), req.prompt_len + generated - 1 if generated else 0, start)
+            again[req.rid] = again.get(req.rid, 0) + min(most, start + length) - start
+            had[req.rid] = max(most, start + length)
+
+    result = play(case, watch=watch)
+    for req in result.requests:
+        if req.phase == Phase.FINISHED:
+            assert req._recomputed == again[req.rid], req
+    assert result.scheduler.recomputed_tokens == sum(r._recomputed for r in result.requests)
 
 
 def refusals(case: Case) -> None:
@@ -198,6 +238,7 @@ PLAIN_LAWS = [
     conservation, causality, limits, refusals, fast_forward_is_single_step, determinism, parity, heaps_are_sorting,
     order_is_the_heap, progress,
 ]  # fmt: skip
+REUSE_LAWS = [*PLAIN_LAWS, given_back, recomputation]
 
 
 @pytest.mark.parametrize("law", PLAIN_LAWS, ids=lambda law: law.__name__)
@@ -212,6 +253,19 @@ def test_law(law, case):
 @settings(max_examples=350)
 def test_law_where_requests_yield(law, case):
     law(case)
+
+
+@pytest.mark.parametrize("law", REUSE_LAWS, ids=lambda law: law.__name__)
+@given(case=reusing())
+@settings(max_examples=300)
+def test_law_with_reuse_and_swapping(law, case):
+    law(case)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("law", REUSE_LAWS, ids=lambda law: law.__name__)
+def test_law_with_reuse_and_swapping_at_length(law):
+    settings(max_examples=2000)(given(case=reusing())(law))()
 
 
 @pytest.mark.slow
@@ -263,6 +317,13 @@ def non_anticipation(case: Case, rid: int, more: int) -> None:
 @given(case=cases(), rid=st.integers(0, 100), more=st.integers(1, 40))
 @settings(max_examples=1000)
 def test_non_anticipation(case, rid, more):
+    non_anticipation(case, rid, more)
+
+
+@given(case=reusing(), rid=st.integers(0, 100), more=st.integers(1, 40))
+@settings(max_examples=500)
+def test_non_anticipation_with_reuse_and_swapping(case, rid, more):
+    """What others left in the cache is known only once they have booked or ended."""
     non_anticipation(case, rid, more)
 
 
