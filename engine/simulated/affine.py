@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 
 from lengthwise.sched import INF, Chunk
 
-from .cost import CostModel, HostOverhead, not_negative
+from .check import not_negative
+from .cost import CostModel, HostOverhead
+from .work import Work
 
 
 class Affine(CostModel):
@@ -26,6 +28,7 @@ class Affine(CostModel):
         host: HostOverhead | None = None,
         decode_base: float = 0.0,
         fitted_range: Mapping[str, float] | None = None,
+        work: Work | None = None,
     ) -> None:
         not_negative(
             base=base, per_row=per_row, per_context=per_context, per_prefill=per_prefill, per_attention=per_attention,
@@ -33,7 +36,7 @@ class Affine(CostModel):
         )  # fmt: skip
         self.base, self.per_row, self.per_context = base, per_row, per_context
         self.per_prefill, self.per_attention, self.decode_base = per_prefill, per_attention, decode_base
-        self.host = host or HostOverhead()
+        self.host, self.work = host or HostOverhead(), work
         self._set_range(fitted_range)
 
     def decode_line(self, num_rows: int, context: float) -> tuple[float, float, float]:

@@ -13,6 +13,9 @@ from typing import Any, ClassVar
 
 from lengthwise.sched import INF, Chunk
 
+from .check import not_negative
+from .work import Work
+
 
 @dataclass(frozen=True, slots=True)
 class HostOverhead:
@@ -25,23 +28,18 @@ class HostOverhead:
         not_negative(step=self.step, row=self.row)
 
 
-def not_negative(**values: float) -> None:
-    """Raises ValueError, naming it, at the first value that is no finite number >= 0: time would run backwards, or stop."""
-    for name, value in values.items():
-        if not 0 <= value < INF:
-            raise ValueError(f"{name}={value} must be a finite number >= 0")
-
-
 class CostModel(ABC):
     """Step time in seconds as a function of what the step computes.
 
     num_rows: decoding rows, padding included. context: tokens those rows attend, summed. chunks: prefill work.
     fitted_range: what the coefficients were fitted on, as upper bounds: `rows`, `context` (summed), `prefill_tokens`
     (of one step). Outside it a model extrapolates; `in_range` is how results come to be marked. Empty: valid everywhere.
+    work: what the steps compute and move, for utilisation; None where the model does not state it.
     """
 
     RANGE_KEYS: ClassVar[tuple[str, ...]] = ("rows", "context", "prefill_tokens")
     fitted_range: Mapping[str, float] = {}
+    work: Work | None = None
 
     def in_range(self, num_rows: Any, context: Any, prefill_tokens: Any) -> Any:
         """Whether steps lie inside the fitted range: a bool for numbers, a mask (N,) for columns (N,)."""

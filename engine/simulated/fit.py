@@ -1,6 +1,8 @@
 """Fit a cost model to steps composed from measured kernels, and write the hardware node.
 
     python -m lengthwise.engine.simulated.fit model=llama31_8b device=h100_sxm out=llama31_8b_h100.yaml
+    python -m lengthwise.engine.simulated.fit model=llama2_70b device=a100_sxm tp=4
+    python -m lengthwise.engine.simulated.fit all=true out=conf/hardware
 
 Steps drawn at random are priced by `kernels.StepComposer`; the affine, roofline and table forms are fitted to four fifths of
 them and compared on the rest. The same arguments and packages write the same bytes.
@@ -10,36 +12,53 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from . import commands, node
 from .affine import Affine
+from .aiconfigurator import read_tables
 from .cost import CostModel
+from .device import DEVICES, Device
 from .forms import Arguments, fit_affine, fit_roofline, fit_table
-from .kernels import Batch, KernelTables, ModelShape, StepComposer, read_tables
+from .kernels import Batch, KernelTables, StepComposer
 from .roofline import Roofline
+from .shapes import MODELS, PRODUCTS, ModelShape
 from .steps import KINDS, Draw, Steps, relative_errors
 from .table import Table
 
-MODELS = {"llama31_8b": ModelShape("Llama-3.1-8B", 32, 4096, 32, 8, 128, 14336, 128256, 8.03e9)}
-MEMORY_MIB = {"h100_sxm": 81559, "a100_sxm": 81920}  # what nvidia-smi reports; sold as 80 GB
-ACTIVATIONS = 2.0e9  # bytes: activations of 2,048 tokens, float32 logits of 256 rows, workspaces, CUDA context and graphs
 HOST_STEP = 1.5e-3  # s
 FORMS: dict[str, type[CostModel]] = {"affine": Affine, "roofline": Roofline, "table": Table}
 DEFAULTS: dict[str, Any] = {
     "model": "",
     "device": "",
+    "tp": 1,
     "form": "roofline",
     "framework": "vllm",
     "version": "",
     "steps": 6000,
     "seed": 0,
+    "work": "",
+    "all": "",
     "out": "",
 }
+SIZES = (
+    ("llama31_8b", 1), ("llama2_7b", 1), ("qwen25_7b", 1), ("qwen25_32b", 2), ("qwen25_72b", 4),
+    ("llama2_70b", 4), ("llama2_70b", 8), ("llama31_70b", 4), ("llama31_70b", 8),
+)  # fmt: skip
+# eight A100s change their all-reduce between 256 and 512 tokens, 13 ms a step: no smooth form has that (4 % against 2 %)
+TABLES = (
+    {"model": "llama2_70b", "device": "a100_sxm", "tp": 8, "form": "table", "work": "true"},
+    {"model": "llama31_70b", "device": "a100_sxm", "tp": 8, "form": "table", "work": "true"},
+    {"model": "llama31_8b", "device": "h100_sxm", "form": "table"},
+)
+SHIPPED: tuple[dict[str, Any], ...] = (
+    *({"model": m, "device": d, "tp": tp} for d in DEVICES for m, tp in SIZES if (d, tp) != ("a100_sxm", 8)),
+    *TABLES,
+)  # every composed node of conf/hardware
 
 
 @dataclass(frozen=True)
@@ -72,31 +91,33 @@ def fit_forms(
     return out
 
 
-def node(name: str, shape: ModelShape, device: str, tables: KernelTables, draw: Draw, fit: Fit, command: str) -> str:
-    """The text of conf/hardware/<name>.yaml; `command` is what wrote it."""
-    source, target = tables.source, type(fit.cost)
+def draw_for(shape: ModelShape, device: Device, num_steps: int = 6000, seed: int = 0) -> Draw:
+    """Steps that reach as far as the KV pool does. Raises ValueError when the weights leave no pool."""
+    tokens = node.pool(shape, device)
+    if tokens < 10_000:
+        gib, need = shape.tp * device.memory / 2**30, 2 * shape.num_params / 2**30
+        raise ValueError(f"{shape.name} has {need:.0f} GiB of weights; {shape.tp} x {device.name} have {gib:.0f} GiB in all")
+    return Draw(num_steps, seed, context=int(np.rint(tokens / 10_000)) * 10_000)
+
+
+def text(
+    name: str, shape: ModelShape, device: Device, tables: KernelTables, draw: Draw, fit: Fit, command: str, work: bool = False
+) -> str:
+    """The text of conf/hardware/<name>.yaml; `command` is what wrote it. work: state what steps compute and move, which the
+    roofline holds by itself."""
+    source = tables.source
     lines = [
-        f"# Written by: {command}",
-        "_target_: lengthwise.engine.simulated.hardware.Hardware",
-        "_convert_: all",
-        f"name: {name}",
-        f"model: {shape.name}, bf16, 1 x {source['device']}",
-        f"memory: {MEMORY_MIB[device] * 2**20}  # bytes: the {MEMORY_MIB[device]} MiB that nvidia-smi reports, sold as 80 GB",
-        f"weights: {_number(2 * shape.num_params)}  # bytes: {shape.num_params:.3g} parameters x 2",
-        f"activations: {_number(ACTIVATIONS)}  # bytes, an estimate: token_budget 2048, 256 rows of logits, CUDA graphs",
-        f"kv_bytes_per_token: {shape.kv_bytes_per_token}",
-        "cost:",
-        f"  _target_: {target.__module__}.{target.__name__}",
-        *_mapping(fit.arguments, "  "),
+        *node.header(name, shape, device, str(source["device"]), command),
+        *node.cost_lines(fit.cost, fit.arguments),
         "  host:  # assumed, not measured: the low end of 0.5-2 ms schedule + 1-5 ms prepare (inference-sim issue 482)",
         "    _target_: lengthwise.engine.simulated.cost.HostOverhead",
-        f"    step: {_number(HOST_STEP)}",
+        f"    step: {node.number(HOST_STEP)}",
         "    row: 0  # no source gives a figure",
+        *(node.work_lines(shape, device) if work and fit.form != "roofline" else []),
         "provenance:",
         f"  data: {source['package']}, {source['engine']}, {source['device']}, {' + '.join(source['tables'])}",
         f"  form: {fit.form}",
-        "  composed: bf16 products (gate_up, down and head from neighbouring shapes), attention, elementwise by bytes moved;",
-        "    without sampling, communication and CUDA-graph padding; a chunk's attention by its share of the score matrix",
+        *_composed(shape, tables),
         f"  steps: {draw.num_steps} random, seed {draw.seed}, 20 % held out",
         "  held_out_error:  # relative",
         *(f"    {kind}: {{mean: {e['mean']}, p95: {e['p95']}}}" for kind, e in fit.errors.items()),
@@ -107,79 +128,60 @@ def node(name: str, shape: ModelShape, device: str, tables: KernelTables, draw: 
     return "\n".join(lines) + "\n"
 
 
-def _mapping(values: Arguments, indent: str) -> Iterable[str]:
-    for key, value in values.items():
-        if isinstance(value, dict):
-            yield f"{indent}{key}: {{{', '.join(f'{k}: {_number(v)}' for k, v in value.items())}}}"
-        elif isinstance(value, list) and isinstance(value[0], list):
-            yield f"{indent}{key}:"
-            yield from (f"{indent}  - [{', '.join(_number(v) for v in line)}]" for line in value)
-        elif isinstance(value, list):
-            yield f"{indent}{key}: [{', '.join(_number(v) for v in value)}]"
-        else:
-            yield f"{indent}{key}: {_number(value)}"
-
-
-def _number(value: float) -> str:
-    """A number that every YAML reader takes for one: 1.0e-05, not 1e-05."""
-    mantissa, e, exponent = f"{value:.12g}".partition("e")
-    return f"{mantissa}.0{e}{exponent}" if e and "." not in mantissa else f"{mantissa}{e}{exponent}"
+def _composed(shape: ModelShape, tables: KernelTables) -> Iterable[str]:
+    """What the composition rests on: products no table has, heads no table has, what is left out."""
+    products = zip((*PRODUCTS, "head"), (*shape.products, shape.head), strict=True)
+    absent = [name for name, key in products if key not in tables.products]
+    near = f" ({' and '.join(', '.join(absent).rsplit(', ', 1))} from neighbouring shapes)" if absent else ""
+    yield f"  composed: bf16 products{near}, attention, elementwise by bytes moved;"
+    for note in tables.source.get("notes", ()):
+        yield f"    {note.replace(': ', ' of ')};"
+    if shape.tp > 1:
+        yield f"    as one of {shape.tp} ranks, with two all-reduces a layer (inside CUDA graphs, not overlapped);"
+    left_out = "communication" if shape.tp == 1 else "the embedding's all-reduce, gathering logits"
+    yield f"    without sampling, {left_out} and CUDA-graph padding; a chunk's attention by its share of the score matrix"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m lengthwise.engine.simulated.fit",
         description="Fit a cost model to engine steps composed from measured kernels and write a conf/hardware node.",
-        epilog=f"model: {', '.join(MODELS)}. device: {', '.join(MEMORY_MIB)}. form: {', '.join(FORMS)}. version: of the "
-        "framework, the newest by default. out: the node's file; without it the node is printed. Needs the extra `fit`.",
+        epilog=f"model: {', '.join(MODELS)}. device: {', '.join(DEVICES)}. tp: ranks. form: {', '.join(FORMS)}. version: of "
+        "the framework, the newest by default. out: the node's file; without it the node is printed. work=true states what "
+        "steps compute and move, for utilisation (the roofline has it). all=true writes every composed node into the folder "
+        "`out`, and names those that cannot be. Needs the extra `fit`.",
     )
     parser.add_argument("settings", nargs="*", metavar="key=value", help=", ".join(f"{k}={v}" for k, v in DEFAULTS.items()))
-    try:
-        options = _options(parser.parse_args(arguments).settings)
-        shape, device, form = MODELS[options["model"]], options["device"], options["form"]
-        tables = read_tables(shape, device, options["framework"], options["version"] or None)
-    except (ValueError, ModuleNotFoundError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    draw = Draw(options["steps"], options["seed"])
+    return commands.run(parser.parse_args(arguments).settings, DEFAULTS, SHIPPED, _one)
+
+
+def _one(given: Mapping[str, Any], name: str | None = None) -> tuple[str, str]:
+    """(name, text) of one node; prints how well each form fits."""
+    model, key = commands.chosen(given, "model", MODELS), commands.chosen(given, "device", DEVICES)
+    form, device = commands.chosen(given, "form", FORMS), DEVICES[key]
+    if given["steps"] < 300:
+        raise ValueError(f"steps={given['steps']}: a fit needs 300 or more")
+    shape = replace(MODELS[model], tp=given["tp"])
+    draw = draw_for(shape, device, given["steps"], given["seed"])
+    tables = read_tables(shape, key, given["framework"], given["version"] or None)
     fits = fit_forms(tables, shape, draw, track=_track)
-    print(f"{shape.name} on {device}: relative error on {draw.num_steps // 5} held-out steps, mean / p95 (seed {draw.seed})")
+    group = f" x {shape.tp}" if shape.tp > 1 else ""
+    print(
+        f"{shape.name} on {key}{group}: relative error on {draw.num_steps // 5} held-out steps, mean / p95 (seed {draw.seed})"
+    )
     print(f"{'form':10}" + "".join(f"{kind:>18}" for kind in (*KINDS, "all")))
-    for name, fit in fits.items():
-        print(f"{name:10}" + "".join(f"{e['mean']:>10.2%} /{e['p95']:>6.1%}" for e in fit.errors.values()))
-    out = Path(options["out"]) if options["out"] else None
-    suffix = "" if form == "roofline" else f"_{form}"
-    name = out.stem if out else f"{options['model']}_{device.split('_')[0]}{suffix}"
-    given = [f"{key}={value}" for key, value in options.items() if key != "out" and value != DEFAULTS[key]]
-    command = " ".join(["python -m lengthwise.engine.simulated.fit", *given])
-    text = node(name, shape, device, tables, draw, fits[form], command)
-    if out is None:
-        print(text, end="")
-        return 0
-    try:
-        out.write_text(text)
-    except OSError as error:
-        print(f"error: cannot write out={out}: {error.strerror}", file=sys.stderr)
-        return 2
-    print(f"wrote {out}")
-    return 0
+    for label, fit in fits.items():
+        print(f"{label:10}" + "".join(f"{e['mean']:>10.2%} /{e['p95']:>6.1%}" for e in fit.errors.values()))
+    name = name or node_name(given)
+    command = commands.command("fit", given, DEFAULTS)
+    return name, text(name, shape, device, tables, draw, fits[form], command, bool(given["work"]))
 
 
-def _options(settings: Sequence[str]) -> dict[str, Any]:
-    options: dict[str, Any] = dict(DEFAULTS)
-    for setting in settings:
-        key, equals, value = setting.partition("=")
-        if not equals or key not in DEFAULTS:
-            raise ValueError(f"'{setting}' is not one of {', '.join(f'{k}=' for k in DEFAULTS)}")
-        if isinstance(DEFAULTS[key], int) and not value.isdecimal():
-            raise ValueError(f"{key}={value} is not a whole number of 0 or more")
-        options[key] = int(value) if isinstance(DEFAULTS[key], int) else value
-    for key, known in (("model", MODELS), ("device", MEMORY_MIB), ("form", FORMS)):
-        if options[key] not in known:
-            raise ValueError(f"{key}={options[key]} is not one of {', '.join(known)}")
-    if options["steps"] < 300:
-        raise ValueError(f"steps={options['steps']}: a fit needs 300 or more")
-    return options
+def node_name(given: Mapping[str, Any]) -> str:
+    """llama2_70b_a100_tp4: model, device, ranks, and the form where it is not the usual one."""
+    ranks = f"_tp{given['tp']}" if given["tp"] > 1 else ""
+    suffix = "" if given["form"] == DEFAULTS["form"] else f"_{given['form']}"
+    return f"{given['model']}_{given['device'].split('_')[0]}{ranks}{suffix}"
 
 
 def _track(batches: Sequence[Batch]) -> Iterable[Batch]:

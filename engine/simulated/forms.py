@@ -6,12 +6,14 @@ no fitted model gets faster with more work.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from .kernels import KernelTables, ModelShape
+from .kernels import NUM_ALL_REDUCES, KernelTables
+from .shapes import ModelShape
 from .steps import Steps
 
 Arguments = dict[str, Any]  # of the cost model's constructor
@@ -24,7 +26,7 @@ CONTEXT_KNOTS = (1, 128, 512, 1024, 2048, 4096, 8192)
 
 def fit_affine(steps: Steps) -> Arguments:
     columns = [np.ones_like(steps.times), steps.rows, steps.context, steps.prefill, steps.work, steps.rows > 0]
-    beta, _ = _solve(columns, steps.times, steps.times)
+    beta, _ = solve(columns, steps.times, steps.times)
     names = ("base", "per_row", "per_context", "per_prefill", "per_attention", "decode_base")
     return {name: short(b) for name, b in zip(names, beta, strict=True)}
 
@@ -34,25 +36,28 @@ def fit_roofline(steps: Steps, shape: ModelShape, tables: KernelTables) -> Argum
     from scipy.optimize import least_squares
 
     flops, weights = 2.0 * shape.layer_params, 2.0 * (shape.layer_params + shape.head_params)
-    compute, memory = flops * steps.tokens / tables.peak_flops, weights / tables.bandwidth
-    token = shape.num_layers * shape.elementwise_bytes * tables.elementwise[0]  # known; freed, it would trade with the knee
+    peak_flops, bandwidth = shape.tp * tables.peak_flops, shape.tp * tables.bandwidth
+    compute, memory = flops * steps.tokens / peak_flops, weights / bandwidth
+    each = shape.elementwise_bytes * tables.elementwise[0] + all_reduce_per_token(shape, tables, steps.tokens.max())
+    token = shape.num_layers * each  # known; freed, it would trade with the knee
+    # nothing is faster than the device: efficiencies up to 1, so that a step has time for all its work
+    per_context, per_pair = shape.kv_bytes_per_token / bandwidth, shape.attention_flops / peak_flops
+    least = token * steps.tokens + per_context * steps.context + per_pair * steps.work
     rest = [np.ones_like(steps.times), steps.rows, steps.rows > 0, steps.context, steps.chunks, steps.work]
 
-    def solve(knee: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def at(knee: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         ec, em, p = knee
-        roof = ((compute / ec) ** p + (memory / em) ** p) ** (1 / p) + token * steps.tokens
-        return _solve(rest, steps.times - roof, steps.times)
+        roof = ((compute / ec) ** p + (memory / em) ** p) ** (1 / p)
+        return solve(rest, steps.times - roof - least, steps.times)
 
     bounds = ([0.1, 0.1, 1.0], [1.0, 1.0, 12.0])
-    knee = least_squares(lambda x: solve(x)[1], [0.7, 0.75, 2.0], bounds=bounds, xtol=1e-10, ftol=1e-12).x
-    base, row, decode, context, chunk, work = solve(knee)[0]
-    if context <= 0 or work <= 0:
-        raise ValueError(f"the steps do not show the cost of context ({context} s) or of prefill attention ({work} s)")
+    knee = least_squares(lambda x: at(x)[1], [0.7, 0.75, 2.0], bounds=bounds, xtol=1e-10, ftol=1e-12).x
+    base, row, decode, context, chunk, work = at(knee)[0]
     fitted = {
         "compute_efficiency": knee[0],
         "memory_efficiency": knee[1],
-        "kv_efficiency": shape.kv_bytes_per_token / (tables.bandwidth * context),
-        "attention_efficiency": shape.attention_flops / (tables.peak_flops * work),
+        "kv_efficiency": per_context / (per_context + context),
+        "attention_efficiency": per_pair / (per_pair + work),
         "sharpness": knee[2],
         "base": base,
         "token": token,
@@ -65,10 +70,20 @@ def fit_roofline(steps: Steps, shape: ModelShape, tables: KernelTables) -> Argum
         "weight_bytes": weights,
         "kv_bytes_per_token": shape.kv_bytes_per_token,
         "attention_flops": shape.attention_flops,
-        "peak_flops": tables.peak_flops,
-        "bandwidth": tables.bandwidth,
+        "peak_flops": peak_flops,
+        "bandwidth": bandwidth,
         **{name: short(value) for name, value in fitted.items()},
     }
+
+
+def all_reduce_per_token(shape: ModelShape, tables: KernelTables, tokens: float) -> float:
+    """Seconds a layer's all-reduces take for one more token, in steps of many (`tokens`); what short messages take beyond that
+    is left to `base` and the knee."""
+    if shape.tp == 1 or tables.all_reduce is None:
+        return 0.0
+    sizes, times = tables.all_reduce
+    i = min(max(bisect_left(sizes, tokens * shape.hidden), 1), len(sizes) - 1)
+    return NUM_ALL_REDUCES * shape.hidden * (times[i] - times[i - 1]) / (sizes[i] - sizes[i - 1])
 
 
 def fit_table(steps: Steps) -> Arguments:
@@ -79,7 +94,7 @@ def fit_table(steps: Steps) -> Arguments:
     by_row, by_context = _rises(rows, ROW_KNOTS), _rises(np.maximum(steps.context / rows, 1), CONTEXT_KNOTS)
     grid = (by_row[:, :, None] * by_context[:, None, :]).reshape(len(steps.times), -1) * (steps.rows > 0)[:, None]
     columns = [*curve.T, *grid.T, steps.chunks, steps.prefill, steps.work]
-    beta, _ = _solve(columns, steps.times, steps.times)
+    beta, _ = solve(columns, steps.times, steps.times)
     linear = np.cumsum(beta[:num_tokens])
     attention = beta[num_tokens:-3].reshape(shape).cumsum(axis=0).cumsum(axis=1)
     for i, j in np.ndindex(*shape):
@@ -116,7 +131,7 @@ def _rises(x: np.ndarray, knots: Sequence[float]) -> np.ndarray:
     return out @ np.tril(np.ones((len(k), len(k))))
 
 
-def _solve(columns: Sequence[np.ndarray], y: np.ndarray, times: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def solve(columns: Sequence[np.ndarray], y: np.ndarray, times: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(coefficients >= 0, residuals relative to `times`) of y (N,) on the columns (N,)."""
     from scipy.optimize import nnls
 

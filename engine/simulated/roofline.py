@@ -10,7 +10,9 @@ from collections.abc import Mapping, Sequence
 
 from lengthwise.sched import INF, Chunk
 
-from .cost import CostModel, HostOverhead, not_negative
+from .check import not_negative, positive
+from .cost import CostModel, HostOverhead
+from .work import Work
 
 MAX_SHARPNESS = 32.0  # beyond it a power of microseconds underflows to 0, and a step would be free
 
@@ -22,7 +24,11 @@ class Roofline(CostModel):
     n: tokens of the step (decoding rows + chunk tokens). compute = flops_per_token x n / (peak_flops x compute_efficiency);
     memory = weight_bytes / (bandwidth x memory_efficiency); p = sharpness, from 1 (both added) to 32 (the greater alone).
     attention_flops: per pair of a query and a key, 4 x layers x heads x head dim. base, token, row, decode and chunk are
-    seconds. `host` is added. Williams et al., "Roofline" (CACM 2009), made smooth.
+    seconds. `host` is added. A tensor-parallel group is one device with the sum of its peaks and bandwidths; what its
+    all-reduces take is in base and token. Williams et al., "Roofline" (CACM 2009), made smooth.
+
+    Utilisation by `work` is at most 1 where the efficiencies are, a token's `token` seconds cover the writing of its KV, and
+    reading a token's KV takes longer than attending it: then every byte and operation counted has its time in the step.
     """
 
     def __init__(
@@ -47,17 +53,11 @@ class Roofline(CostModel):
         host: HostOverhead | None = None,
         fitted_range: Mapping[str, float] | None = None,
     ) -> None:
-        positive = {
-            "peak_flops": peak_flops,
-            "bandwidth": bandwidth,
-            "compute_efficiency": compute_efficiency,
-            "memory_efficiency": memory_efficiency,
-            "kv_efficiency": kv_efficiency,
-            "attention_efficiency": attention_efficiency,
-        }
-        for name, value in positive.items():
-            if not value > 0:
-                raise ValueError(f"{name}={value} must be above 0")
+        positive(
+            peak_flops=peak_flops, bandwidth=bandwidth, compute_efficiency=compute_efficiency,
+            memory_efficiency=memory_efficiency, kv_efficiency=kv_efficiency, attention_efficiency=attention_efficiency,
+            sharpness=sharpness,
+        )  # fmt: skip
         if not 1 <= sharpness <= MAX_SHARPNESS:
             raise ValueError(f"sharpness={sharpness} must be from 1 to {MAX_SHARPNESS}")
         not_negative(
@@ -65,6 +65,7 @@ class Roofline(CostModel):
             attention_flops=attention_flops, base=base, token=token, row=row, decode=decode, chunk=chunk,
         )  # fmt: skip
         self.host = host or HostOverhead()
+        self.work = Work(flops_per_token, weight_bytes, kv_bytes_per_token, attention_flops, peak_flops, bandwidth)
         self.compute = flops_per_token / (peak_flops * compute_efficiency)  # s per token
         self.memory = weight_bytes / (bandwidth * memory_efficiency)  # s
         self.per_context = kv_bytes_per_token / (bandwidth * kv_efficiency)  # s per token attended

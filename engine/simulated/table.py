@@ -12,7 +12,9 @@ from itertools import pairwise
 
 from lengthwise.sched import INF, Chunk
 
+from .check import not_negative
 from .cost import CostModel, HostOverhead
+from .work import Work
 
 Line = tuple[float, float, float]
 
@@ -45,7 +47,9 @@ class Table(CostModel):
         chunk_token: float = 0.0,
         host: HostOverhead | None = None,
         fitted_range: Mapping[str, float] | None = None,
+        work: Work | None = None,
     ) -> None:
+        not_negative(per_attention=per_attention, chunk=chunk, chunk_token=chunk_token)
         for name, knots in (("tokens", tokens), ("rows", rows), ("contexts", contexts)):
             if len(knots) < 2 or knots[0] < 0 or any(a >= b for a, b in pairwise(knots)):
                 raise ValueError(f"{name}={list(knots)} must be two or more ascending numbers from 0 on")
@@ -53,7 +57,7 @@ class Table(CostModel):
             raise ValueError(f"linear has {len(linear)} values for {len(tokens)} tokens knots")
         if len(attention) != len(rows) or any(len(line) != len(contexts) for line in attention):
             raise ValueError(f"attention must be {len(rows)} rows of {len(contexts)} contexts")
-        self.host = host or HostOverhead()
+        self.host, self.work = host or HostOverhead(), work
         self.tokens, self.linear = list(tokens), list(linear)
         self.rows, self.contexts = list(rows), list(contexts)
         self.attention = [list(line) for line in attention]

@@ -12,11 +12,16 @@ from lengthwise.engine.simulated import SimulatedClock, SimulatedExecutor
 from lengthwise.engine.simulated.affine import Affine
 from lengthwise.engine.simulated.cost import CostModel, HostOverhead
 from lengthwise.engine.simulated.hardware import Hardware
+from lengthwise.engine.simulated.piecewise import Piecewise
 from lengthwise.engine.simulated.roofline import Roofline
 from lengthwise.engine.simulated.table import Table, interpolate
 from lengthwise.sched import Chunk, Plan, Request
 
-HARDWARE = sorted((Path(__file__).parents[2] / "conf" / "hardware").glob("*.yaml"))
+CONF = Path(__file__).parents[2] / "conf" / "hardware"
+NODES = (  # one of each form and source; test_hardware_nodes.py has them all
+    "unit", "llama31_8b_h100", "llama31_8b_a100", "llama31_8b_h100_table", "llama2_70b_h100_tp4",
+    "llama2_70b_a100_tp4_measured", "opt_13b_a100_distserve", "opt_66b_a100_tp4_vllm",
+)  # fmt: skip
 HOST = HostOverhead(step=1e-3, row=1e-5)
 ROOFLINE = {
     "flops_per_token": 1.4e10,
@@ -45,6 +50,13 @@ TABLE = {
     "chunk": 1e-4,
     "chunk_token": 5e-6,
 }
+PIECEWISE = {
+    "prefill": {"base": 2e-2, "token": 1e-4, "square": 7e-9},
+    "few": {"base": 2e-2, "context": 6e-7, "row": 4e-5},
+    "many": {"base": 7e-3, "context": 7e-7, "row": 1.6e-4},
+    "threshold": 95,
+}
+STEEP = PIECEWISE | {"many": {"base": 4e-2, "context": 2e-7, "row": 1e-4}}  # the line of few overtakes as context grows
 
 
 def load(path: Path) -> Hardware:
@@ -61,7 +73,9 @@ MODELS: dict[str, CostModel] = {
     "affine": Affine(6e-3, 1e-5, 4e-8, 1.5e-5, 8e-10, HOST, decode_base=2e-4),
     "roofline": Roofline(**ROOFLINE, host=HOST),
     "table": Table(**TABLE, host=HOST),
-} | {path.stem: load(path).cost for path in HARDWARE}
+    "piecewise": Piecewise(**PIECEWISE, host=HOST),
+    "piecewise_steep": Piecewise(**STEEP, host=HOST),
+} | {name: load(CONF / f"{name}.yaml").cost for name in NODES}
 
 
 @pytest.fixture(params=sorted(MODELS))
@@ -75,7 +89,7 @@ def decode(cost: CostModel, rows: int, context: int) -> float:
     return a + c * context
 
 
-SIZES = (1, 2, 7, 8, 9, 63, 64, 65, 200, 256, 300)
+SIZES = (1, 2, 7, 8, 9, 63, 64, 65, 94, 95, 96, 200, 256, 300)
 
 
 def test_a_decode_step_takes_longer_with_more_rows_and_with_more_context(cost):
@@ -186,20 +200,38 @@ def test_fast_forward_and_arrays_give_the_bits_of_single_steps(cost):
     assert single.finished == fast.finished == cut.finished
     assert [rid for rid, _ in fast.finished] == sorted(range(len(LENS)), key=LENS.__getitem__)
     segments = {cost.decode_line(1, context)[1] for context in (91, 500, 2000, 6000)}
-    assert not isinstance(cost, Table) or len(segments) > 1  # the table's runs do cross knots
+    assert not isinstance(cost, Table) or len(cost.contexts) == 2 or len(segments) > 1  # the table's runs do cross knots
 
 
-@pytest.mark.parametrize("path", HARDWARE, ids=lambda path: path.stem)
-def test_a_hardware_node_states_what_it_rests_on_and_has_a_pool(path):
-    hardware = load(path)
-    assert hardware.name == path.stem
-    assert hardware.kv_pool_tokens() > 100_000
-    assert {"data", "form", "held_out_error", "range", "validated"} <= set(hardware.provenance)
-    assert type(hardware.provenance) is dict and type(hardware.cost.fitted_range) is dict
+def test_many_rows_fast_forward_across_the_meeting_of_two_lines():
+    """From the line of many rows to that of few, in the middle of a run."""
+    cost = Piecewise(**STEEP)
+    lens = [1 + 7 * k for k in range(1, 101)]
+    single, fast = (Growing(cost, lens, 10, fast_forward=f) for f in (False, True))
+    assert single.ends == fast.ends and single.finished == fast.finished
+    (_, first, meet), (_, then, _) = cost.decode_line(100, 0), cost.decode_line(100, 10**9)
+    assert 0 < meet < 10**6 and cost.decode_line(100, meet - 1)[1] == first != then == cost.decode_line(100, meet)[1]
+    assert decode(cost, 100, int(meet)) == pytest.approx(decode(cost, 100, int(meet) - 1), rel=1e-4)
+
+
+def test_the_piecewise_model_is_its_formula():
+    cost = Piecewise(**PIECEWISE, host=HOST)
+    assert decode(cost, 94, 20_000) == pytest.approx(1e-3 + 94e-5 + 2e-2 + 6e-7 * 20_000 + 4e-5 * 94, rel=1e-12)
+    assert decode(cost, 200, 20_000) == pytest.approx(1e-3 + 200e-5 + 7e-3 + 7e-7 * 20_000 + 1.6e-4 * 200, rel=1e-12)
+    published = 7e-3 + 1.6e-4 * 95
+    few = 2e-2 + 4e-5 * 94
+    assert published < few  # the fits do not meet
+    assert decode(cost, 95, 0) == pytest.approx(1e-3 + 95e-5 + few, rel=1e-12)
+    whole = cost.step(0, 0, [chunk(0, 300)])
+    assert whole == pytest.approx(1e-3 + 1e-5 + 2e-2 + 300e-4 + 7e-9 * 300**2, rel=1e-12)
+    halves = [cost.step(0, 0, [c]) for c in (chunk(0, 100), chunk(100, 200))]
+    assert sum(halves) - whole == pytest.approx(2e-2 + 1e-3 + 1e-5, rel=1e-9)  # one more step; the squares add up
+    both = cost.step(10, 500, [chunk(0, 300)])
+    assert both == pytest.approx(whole + decode(cost, 10, 500) - 7e-3 - 1e-3, rel=1e-12)
 
 
 def test_the_pools_and_step_times_of_the_shipped_nodes():
-    h100, a100, table = (load(HARDWARE[0].with_name(f"llama31_8b_{x}.yaml")) for x in ("h100", "a100", "h100_table"))
+    h100, a100, table = (load(CONF / f"llama31_8b_{x}.yaml") for x in ("h100", "a100", "h100_table"))
     assert 440_000 < h100.kv_pool_tokens() == table.kv_pool_tokens() < a100.kv_pool_tokens() < 460_000
     for rows in (1, 64, 256):
         one, other = decode(h100.cost, rows, rows * 1000), decode(table.cost, rows, rows * 1000)
@@ -213,7 +245,7 @@ def test_the_pools_and_step_times_of_the_shipped_nodes():
 
 
 def test_the_unit_node_is_a_unit():
-    unit = load(HARDWARE[0].with_name("unit.yaml"))
+    unit = load(CONF / "unit.yaml")
     assert unit.kv_pool_tokens() == 10**9
     assert decode(unit.cost, 1, 17) == decode(unit.cost, 64, 10**6) == 1.0
     assert unit.cost.step(0, 0, [chunk(0, 8000)]) == 0.0
@@ -240,6 +272,15 @@ def test_what_lies_outside_the_fitted_range_is_marked_not_refused():
         (Roofline, ROOFLINE | {"sharpness": 0.5}, "sharpness=0.5"),
         (Roofline, ROOFLINE | {"bandwidth": 0}, "bandwidth=0"),
         (Roofline, ROOFLINE | {"kv_efficiency": float("nan")}, "kv_efficiency=nan"),
+        (Roofline, ROOFLINE | {"bandwidth": None}, "bandwidth=None"),
+        (Roofline, ROOFLINE | {"token": None}, "token=None"),
+        (Roofline, ROOFLINE | {"sharpness": None}, "sharpness=None"),
+        (Affine, {"base": 1, "per_row": None, "per_context": 0, "per_prefill": 0}, "per_row=None"),
+        (Piecewise, PIECEWISE | {"few": {"base": 1, "context": 1}}, r"few lacks \['row'\]"),
+        (Piecewise, PIECEWISE | {"prefill": {"base": 1, "token": 1, "square": -1}}, "prefill.square=-1"),
+        (Piecewise, PIECEWISE | {"many": PIECEWISE["many"] | {"rows": 1}}, r"many has \['rows'\]"),
+        (Piecewise, PIECEWISE | {"threshold": 1}, "threshold=1"),
+        (Table, TABLE | {"per_attention": None}, "per_attention=None"),
         (Table, TABLE | {"tokens": [1, 64, 64, 4096]}, "tokens"),
         (Table, TABLE | {"rows": [1]}, "rows"),
         (Table, TABLE | {"linear": [1.0]}, "1 values for 4"),
