@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 
-def read_columns(file: Path, columns: list[str], limit: int | None) -> pd.DataFrame:
-    """The named columns as the file has them; a value that a JSONL line lacks is None. Raises ValueError on a missing column
-    (naming those there are) and on a file type not known."""
+def read_columns(file: Path, columns: list[str], limit: int | None, optional: Sequence[str] = ()) -> pd.DataFrame:
+    """The named columns as the file has them, and those of `optional` that are there; a value that a JSONL line lacks is None.
+
+    limit: only the first rows, at least 1. Raises ValueError on a missing column (naming those there are) and on a file type
+    not known.
+    """
+    if limit is not None and limit < 1:
+        raise ValueError(f"limit {limit} must be at least 1 row")
     suffixes = [s.lower() for s in file.suffixes if s.lower() != ".gz"]
     kind = suffixes[-1] if suffixes else ""
     read = READERS.get(kind)
@@ -23,11 +28,14 @@ def read_columns(file: Path, columns: list[str], limit: int | None) -> pd.DataFr
     missing = [c for c in columns if c not in table.columns]
     if missing:
         raise ValueError(f"{file.name} has no column {missing[0]!r}; it has {', '.join(map(str, table.columns))}")
-    return table[columns].reset_index(drop=True)
+    return table[[*columns, *(c for c in optional if c in table.columns)]].reset_index(drop=True)
 
 
 def _read_csv(file: Path, limit: int | None) -> pd.DataFrame:
-    return pd.read_csv(file, nrows=limit, low_memory=False)
+    try:
+        return pd.read_csv(file, nrows=limit, low_memory=False)
+    except pd.errors.EmptyDataError as error:
+        raise ValueError(f"{file.name} is empty") from error
 
 
 def _read_parquet(file: Path, limit: int | None) -> pd.DataFrame:

