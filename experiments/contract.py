@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from lengthwise.sched import covers_answers
+
 from .arrivals.poisson import Poisson
 from .arrivals.replay import Replay
 from .dataset import Dataset, Workload
@@ -50,11 +52,28 @@ def _columns(dataset: Dataset) -> None:
         _hold(np.issubdtype(dataset.group.dtype, np.integer), f"{who}: group is {dataset.group.dtype}, not whole numbers")
     if dataset.arrival is not None:
         _hold(np.all(np.isfinite(dataset.arrival)), f"{who}: an arrival is not finite")
-        _hold(dataset.arrival[0] == 0, f"{who}: arrivals start at {dataset.arrival[0]}, not at 0")
+        if not dataset.notes.get("saved"):  # a saved workload has the times of its run's clock
+            _hold(dataset.arrival[0] == 0, f"{who}: arrivals start at {dataset.arrival[0]}, not at 0")
         _hold(np.all(np.diff(dataset.arrival) >= 0), f"{who}: arrivals are not sorted")
+    _prefixes_and_sessions(dataset)
     asked = dataset.columns.get("max_new_tokens")
     if asked is not None and len(np.unique(dataset.output_len)) > 1:
         _hold(np.any(asked != dataset.output_len), f"{who}: max_new_tokens is the true output length")
+
+
+def _prefixes_and_sessions(dataset: Dataset) -> None:
+    who = f"workload {dataset.name}"
+    for row, hashes in enumerate(dataset.block_hashes or ()):
+        if not covers_answers(hashes):  # names beyond the prompt would tell how long the answer will be
+            most = -(-int(dataset.prompt_len[row]) // dataset.hash_tokens)
+            _hold(len(hashes) <= most, f"{who}: row {row} has {len(hashes)} block_hashes, its prompt {most} pieces")
+    gap, session, turn = (dataset.columns.get(name) for name in ("gap", "session", "turn"))
+    if gap is not None:
+        _hold(session is not None, f"{who}: a column gap without sessions")
+        _hold(not np.any(np.asarray(gap, dtype=np.float64) < 0), f"{who}: a gap is negative")
+    if session is not None and turn is not None:
+        places = set(zip(np.asarray(session).tolist(), np.asarray(turn).tolist(), strict=True))
+        _hold(len(places) == len(dataset), f"{who}: two rows of one session have the same turn")
 
 
 def _same_bytes(a: Dataset, b: Dataset) -> None:
@@ -63,6 +82,8 @@ def _same_bytes(a: Dataset, b: Dataset) -> None:
         same = (x is None) == (y is None) and (x is None or (x.dtype == y.dtype and x.tobytes() == y.tobytes()))
         _hold(same, f"workload {a.name}: {name} differs when loaded twice")
     _hold(list(a.prompts or ()) == list(b.prompts or ()), f"workload {a.name}: prompts differ when loaded twice")
+    same = list(a.block_hashes or ()) == list(b.block_hashes or ()) and a.hash_tokens == b.hash_tokens
+    _hold(same, f"workload {a.name}: block_hashes differ when loaded twice")
     _hold(dict(a.dropped) == dict(b.dropped), f"workload {a.name}: dropped differs when loaded twice")
 
 

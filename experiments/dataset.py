@@ -1,13 +1,13 @@
 """Dataset and Workload: rows of (prompt, output length), and the requests drawn from them with arrival times.
 
 A loader returns a Dataset; an arrival process and a seed make it a Workload. Prompt and output stay joined: rows are drawn
-whole, never column by column.
+whole, never column by column. What the two carry (prefix hashes, sessions, units) is what a saved workload keeps.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,14 @@ class Dataset:
     censored: the true answer is at least output_len long (it was cut off); never an exact label. group: rows of one
     conversation, or with near-duplicate prompts, share a group and are never split between training and test.
     unit: how lengths were counted. arrival: the trace's own arrival times, from 0, sorted, if it has any.
-    dropped: reason -> number of source rows left out. columns: further per-row request fields (client, priority, ...).
+    dropped: reason -> number of source rows left out. columns: further per-row request fields (client, session, turn, program,
+    priority, weight, timeout, slo_ttft, slo_tpot, slo_e2e), and `gap`: seconds between the end of a session's previous turn and
+    this one (thinking, a tool at work).
+
+    block_hashes: per row, the names of its prompt's pieces of hash_tokens tokens, in order, chained: two rows with the same
+    name at a place share the prompt up to the end of that piece. Only whole pieces can be reused. A `range` names the pieces
+    of a conversation by their place, answers included, for as far as it will ever go. samples (N, k): all measured output
+    lengths of a row's prompt, of which output_len is one.
     """
 
     name: str
@@ -41,12 +48,15 @@ class Dataset:
     dropped: Mapping[str, int] = field(default_factory=dict)
     columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     notes: Mapping[str, Any] = field(default_factory=dict)
+    block_hashes: Sequence[Sequence[int]] | None = None
+    hash_tokens: int = 0
+    samples: Ints | None = None
 
     def __post_init__(self) -> None:
         n = len(self.prompt_len)
         columns = {
             "output_len": self.output_len, "censored": self.censored, "group": self.group, "prompts": self.prompts,
-            "arrival": self.arrival, **self.columns,
+            "arrival": self.arrival, "block_hashes": self.block_hashes, "samples": self.samples, **self.columns,
         }  # fmt: skip
         for name, column in columns.items():
             if column is not None and len(column) != n:
@@ -57,6 +67,15 @@ class Dataset:
             if lens.min() < 1:
                 row = int(lens.argmin())
                 raise ValueError(f"dataset {self.name}: {name} of row {row} is {lens[row]}, the least is 1")
+        asked = np.asarray(self.columns.get("max_new_tokens", 1))
+        if asked.dtype.kind not in "iu" or asked.min() < 1:
+            numbers = np.array([np.nan if value is None else value for value in asked.ravel().tolist()], dtype=np.float64)
+            bad = np.flatnonzero(~(numbers >= 1) | (numbers != np.floor(numbers)))
+            if bad.size:
+                row = int(bad[0])
+                raise ValueError(f"dataset {self.name}: max_new_tokens of row {row} is {numbers[row]}, not a whole number >= 1")
+        if self.block_hashes is not None and self.hash_tokens < 1:
+            raise ValueError(f"dataset {self.name}: block_hashes of pieces of hash_tokens={self.hash_tokens}, the least is 1")
 
     def __len__(self) -> int:
         return len(self.prompt_len)
@@ -64,16 +83,42 @@ class Dataset:
 
 @dataclass(frozen=True)
 class Workload:
-    """N requests: `rows` into `dataset`, `arrival` in seconds, sorted, from 0. Request i has rid i."""
+    """N requests: `rows` into `dataset`, `arrival` in seconds, sorted, from 0. Request i has rid i.
+
+    columns: request fields drawn for these N requests (client, priority, ...); they go before the dataset's. after (N,): the
+    request that i waits for, a lower index, or -1; it arrives `gap` (N,) seconds after that one has ended, and `arrival` is
+    then the earliest it can (as if all before it took no time). users: a closed loop of so many users, each of whom takes the
+    next request in order, `gap` seconds after its last one has ended.
+    """
 
     dataset: Dataset
     rows: Ints
     arrival: Floats
     notes: Mapping[str, Any] = field(default_factory=dict)
+    columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    after: Ints | None = None
+    gap: Floats | None = None
+    users: int | None = None
 
     def __post_init__(self) -> None:
+        n = len(self.rows)
         if self.rows.shape != self.arrival.shape:
             raise ValueError(f"{len(self.rows)} rows and {len(self.arrival)} arrivals")
+        for name, column in {**self.columns, "after": self.after, "gap": self.gap}.items():
+            if column is not None and len(column) != n:
+                raise ValueError(f"{name} has {len(column)} rows, there are {n} requests")
+        if self.after is not None:
+            bad = np.flatnonzero(self.after >= np.arange(n))
+            if bad.size:
+                raise ValueError(f"request {bad[0]} waits for request {self.after[bad[0]]}, which does not come before it")
+        if self.gap is not None:
+            bad = np.flatnonzero(~np.isfinite(self.gap) | (self.gap < 0))
+            if bad.size:
+                raise ValueError(f"gap of request {bad[0]} is {self.gap[bad[0]]} s: not a finite number >= 0")
+        if (self.after is not None or self.users is not None) and self.gap is None:
+            raise ValueError("requests that wait for others need `gap`, seconds")
+        if self.users is not None and not (self.after is None and self.users >= 1):
+            raise ValueError(f"a closed loop of {self.users} users: at least 1, and no `after` beside it")
         bad = np.flatnonzero(~np.isfinite(self.arrival) | (self.arrival < 0))
         if bad.size:
             raise ValueError(f"arrival of row {bad[0]} is {self.arrival[bad[0]]}: not a finite number >= 0")
@@ -86,7 +131,28 @@ class Workload:
 
     def first(self, n: int) -> Workload:
         """The first n requests."""
-        return self if n == len(self) else Workload(self.dataset, self.rows[:n], self.arrival[:n], self.notes)
+        if n == len(self):
+            return self
+        return replace(
+            self,
+            rows=self.rows[:n],
+            arrival=self.arrival[:n],
+            columns={name: column[:n] for name, column in self.columns.items()},
+            after=None if self.after is None else self.after[:n],
+            gap=None if self.gap is None else self.gap[:n],
+        )
+
+    @property
+    def is_open(self) -> bool:
+        """Whether every arrival is known beforehand; else some wait for answers."""
+        return self.after is None and self.users is None
+
+    def column(self, name: str) -> NDArray[Any] | None:
+        """A request field (N,): as drawn for these requests, else as the dataset has it by row; None when neither does."""
+        if name in self.columns:
+            return self.columns[name]
+        by_row = self.dataset.columns.get(name)
+        return None if by_row is None else np.asarray(by_row)[self.rows]
 
     @property
     def prompt_len(self) -> Ints:

@@ -7,6 +7,7 @@ policy, and a longer draw begins with the shorter one.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Protocol
 from zlib import crc32
 
@@ -15,10 +16,12 @@ import numpy as np
 from .arrivals.replay import Replay
 from .arrivals.summary import describe_arrivals
 from .dataset import Dataset, Floats, Ints, Workload
+from .population import Population
 
 
 class Arrivals(Protocol):
-    """An arrival process."""
+    """An arrival process. One whose requests wait for answers has `lay(dataset, rows, rate, rng) -> Workload` instead of
+    `times`, and `order(dataset, n, rng) -> rows` where rows may not be drawn one by one."""
 
     def times(self, n: int, rate: float | None, rng: np.random.Generator) -> Floats:
         """n arrival times in seconds, sorted, from 0; `rate` in requests/s."""
@@ -45,37 +48,52 @@ def draw(
     *,
     resample: bool = False,
     extra: int = 0,
+    population: Population | None = None,
 ) -> Workload:
     """`n` requests (all rows when None) arriving at `rate` requests/s, and `extra` more after them, as many as there are rows.
 
     Rows are drawn whole, without replacement, by the stream "rows" of `seed`; arrivals by the stream "arrivals". resample:
     take the rows again, in another order, as often as n needs; `notes` then count the repeats. A replay keeps the rows and
-    the order of the file. `notes` record the process and what it came to. Raises ValueError when the rows do not suffice.
+    the order of the file; requests that wait for answers (sessions, closed loops) come without extra ones. population: who
+    asks, drawn by the stream "population". `notes` record the process and what it came to. Raises ValueError when the rows do
+    not suffice.
     """
-    have = len(dataset)
+    have, replays = len(dataset), isinstance(arrivals, Replay)
     n = have if n is None else n
     if n < 1:
         raise ValueError(f"num_requests {n} must be at least 1")
-    if n > have and not (resample and not isinstance(arrivals, Replay)):
-        how = "a replay cannot repeat them" if isinstance(arrivals, Replay) else "resample=true repeats rows"
+    may_repeat = not replays and not hasattr(arrivals, "order")
+    if n > have and not (resample and may_repeat):
+        how = "resample=true repeats rows" if may_repeat else f"a {arrivals.describe()['process']} cannot repeat them"
         raise ValueError(f"dataset {dataset.name} has {have} rows, {n} requests are asked for: {how}")
-    extra = extra if resample else min(extra, have - n)
-    rng = stream(seed, "arrivals")
+    rng, row_rng = stream(seed, "arrivals"), stream(seed, "rows")
+    waits = hasattr(arrivals, "lay") or (replays and ("after" in dataset.columns or dataset.notes.get("users") is not None))
+    extra = 0 if waits else extra if resample and may_repeat else min(extra, have - n)
     if isinstance(arrivals, Replay):
-        rows: Ints = np.arange(n + extra, dtype=np.int64)
-        times = arrivals.of(dataset).times(n + extra, rate, rng)
+        workload = arrivals.of(dataset).workload(dataset, n, rate, rng, extra)
+    elif hasattr(arrivals, "lay"):
+        rows = arrivals.order(dataset, n, row_rng) if hasattr(arrivals, "order") else _rows(have, n, row_rng)
+        workload = arrivals.lay(dataset, rows, rate, rng)
     else:
-        rows = _rows(have, n + extra, stream(seed, "rows"))
+        rows = _rows(have, n + extra, row_rng)
         if extra and rate is not None and getattr(arrivals, "normalised", False):  # the first n fill n / rate seconds
             more = arrivals.times(extra, rate, stream(seed, "further arrivals"))
             times = np.concatenate((arrivals.times(n, rate, rng), n / rate + more))
         else:
             times = arrivals.times(n + extra, rate, rng)
-    notes = {
+        workload = Workload(dataset, rows, times)
+    # where requests wait for answers nobody knows yet what they come to
+    came_to = describe_arrivals(workload.arrival[:n]) if workload.is_open else {"rate": None}
+    notes: dict[str, Any] = {
         "draw": {"seed": seed, "num_requests": n, "num_repeats": max(n - have, 0)},
-        "arrivals": {**arrivals.describe(), "asked_rate": rate, **describe_arrivals(times[:n])},
+        "arrivals": {**arrivals.describe(), "asked_rate": rate, **came_to},
+        **workload.notes,
     }
-    return Workload(dataset, rows, times, notes)
+    columns = dict(workload.columns)
+    if population is not None:
+        columns |= population.columns(workload, stream(seed, "population"))
+        notes["population"] = population.describe(columns)
+    return replace(workload, notes=notes, columns=columns)
 
 
 def _rows(have: int, n: int, rng: np.random.Generator) -> Ints:

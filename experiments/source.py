@@ -1,31 +1,21 @@
-"""WorkloadSource: a workload as a stream of events; requests are born when they are popped, never all at once.
-
-It is open loop: arrivals do not wait for completions. It never reads a true length.
-"""
+"""WorkloadSource: a workload as a stream of events, open loop: arrivals do not wait for completions (see sessions.py)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from itertools import repeat
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lengthwise.predictors.predictions import Predictions
-from lengthwise.sched import INF, SLO, Event, EventKind, LengthDistribution, Request
+from lengthwise.sched import INF, Event, EventKind, LengthDistribution, Request
 
+from .births import births
 from .dataset import Workload
 
 ARRIVAL, READY, TIMEOUT = EventKind.ARRIVAL, EventKind.PREDICTION_READY, EventKind.TIMEOUT
 KINDS = tuple(EventKind)  # by number; plain numbers are compared in the loops, enum members are slow there
-CHUNK = 4096  # requests whose columns are made into Python numbers at a time: fast, and nothing for the others yet
-
-# Dataset columns that are request fields, and what they are made of. Other columns never reach a request.
-FIELDS = {
-    "client": str, "session": str, "program": str, "turn": int, "priority": float, "weight": float, "timeout": float,
-}  # fmt: skip
-SLO_FIELDS = ("ttft", "tpot", "e2e")  # columns slo_ttft, slo_tpot, slo_e2e in s; NaN is no objective
 
 
 class WorkloadSource:
@@ -53,8 +43,8 @@ class WorkloadSource:
             raise ValueError("the policy needs predictions and there are none" if gate else "ready times without predictions")
         arrival = np.ascontiguousarray(workload.arrival, dtype=np.float64)
         self._late = _late(arrival, ready)
-        timeout = workload.dataset.columns.get("timeout")
-        timeout = None if timeout is None else np.asarray(timeout, dtype=np.float64)[workload.rows]
+        timeout = workload.column("timeout")
+        timeout = None if timeout is None else np.asarray(timeout, dtype=np.float64)
         self._simple = self._late is None and timeout is None  # nothing but arrivals
         self._measured = n if measured is None else measured
         self._to_end = self._measured if self._measured < n else n + 1  # measured requests that have not ended
@@ -70,7 +60,7 @@ class WorkloadSource:
         self.num_born = 0
         self._live: dict[int, Request] = {}  # requests that have events ahead of them
         self._held: dict[int, LengthDistribution] = {}  # predictions made, not ready yet
-        self._births = _births(workload, predictions, self._late)
+        self._births = births(workload, predictions, self._late)
         self._settle()
 
     def peek(self) -> float:
@@ -175,64 +165,3 @@ def _events(
         order = np.lexsort((rid, kind, time))
         time, kind, rid, wakes = time[order], kind[order], rid[order], wakes[order]
     return time, kind, rid, wakes
-
-
-def _births(
-    workload: Workload, predictions: Predictions | None, late: NDArray[np.bool_] | None
-) -> Iterator[tuple[Request, LengthDistribution | None]]:
-    """Request after request, each with the prediction that is not there yet (None when it travels with the request)."""
-    dataset = workload.dataset
-    fields = {f: make for f, make in FIELDS.items() if f in dataset.columns}
-    objectives = [f for f in SLO_FIELDS if f"slo_{f}" in dataset.columns]
-    plain = not fields and not objectives and dataset.prompts is None
-    for start in range(0, len(workload), CHUNK):
-        rows = workload.rows[start : start + CHUNK]
-        arrival = workload.arrival[start : start + CHUNK].tolist()
-        prompt_len = dataset.prompt_len[rows].tolist()
-        asked = dataset.columns.get("max_new_tokens")
-        limits = repeat(dataset.max_new_tokens, len(rows)) if asked is None else np.asarray(asked)[rows].tolist()
-        made = _distributions(predictions, start, len(rows))
-        given = zip(range(start, start + len(rows)), arrival, prompt_len, limits, made, strict=True)
-        if plain and late is None:
-            for rid, time, length, limit, prediction in given:
-                yield Request(rid, time, length, limit, prediction=prediction), None
-            continue
-        waits = repeat(False, len(rows)) if late is None else late[start : start + CHUNK].tolist()
-        more: Iterator[dict[str, Any]] = _more(workload, rows, fields, objectives)
-        for (rid, time, length, limit, prediction), wait, other in zip(given, waits, more, strict=True):
-            at_once = None if wait else prediction
-            yield Request(rid, time, length, limit, prediction=at_once, **other), prediction if wait else None
-
-
-def _distributions(predictions: Predictions | None, start: int, n: int) -> Iterable[LengthDistribution] | Iterable[None]:
-    if predictions is None:
-        return repeat(None, n)
-    score = predictions.score[start : start + n].tolist()
-    if predictions.point is not None:
-        return map(LengthDistribution, score, predictions.point[start : start + n].tolist())
-    return map(predictions.row, range(start, start + n))
-
-
-def _more(
-    workload: Workload, rows: NDArray[np.int64], fields: dict[str, type], objectives: list[str]
-) -> Iterator[dict[str, Any]]:
-    """Keyword arguments of the rows' requests: prompt text, client and the like, objectives. Missing values are left out."""
-    dataset = workload.dataset
-    columns = [(name, make, np.asarray(dataset.columns[name])[rows].tolist()) for name, make in fields.items()]
-    bounds = [(name, np.asarray(dataset.columns[f"slo_{name}"], dtype=np.float64)[rows].tolist()) for name in objectives]
-    kept: dict[tuple[float, ...], SLO | None] = {}
-    for i, row in enumerate(rows.tolist()):
-        out = {name: make(values[i]) for name, make, values in columns if not _missing(values[i])}
-        if dataset.prompts is not None:
-            out["prompt"] = dataset.prompts[row]
-        if bounds:
-            key = tuple(values[i] for _, values in bounds)
-            if key not in kept:
-                some = {name: v for (name, _), v in zip(bounds, key, strict=True) if not _missing(v)}
-                kept[key] = SLO(**some) if some else None
-            out["slo"] = kept[key]
-        yield out
-
-
-def _missing(value: Any) -> bool:
-    return value is None or value != value

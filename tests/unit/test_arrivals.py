@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from dataclasses import replace
+from math import gamma
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +23,22 @@ from lengthwise.experiments.arrivals.poisson import Poisson
 from lengthwise.experiments.arrivals.replay import Replay
 from lengthwise.experiments.arrivals.staged import Staged
 from lengthwise.experiments.arrivals.summary import describe_arrivals
+from lengthwise.experiments.arrivals.tidal import Tidal
+from lengthwise.experiments.arrivals.weibull import Weibull, weibull_cv, weibull_shape
 from lengthwise.experiments.dataset import Dataset
 from lengthwise.experiments.draw import Arrivals, draw, stream
+from lengthwise.experiments.simulate import simulate
 from lengthwise.experiments.workloads import table
 
 CONF = Path(importlib.util.find_spec("lengthwise").origin).parent / "conf" / "arrivals"  # type: ignore[union-attr, arg-type]
 ALL: list[Any] = [
     Poisson(), Poisson(normalised=True), Gamma(cv=3.0), Gamma(cv=0.5), Gamma(cv=3.0, normalised=True), Deterministic(),
     Burst(), Burst(size=7), Staged([{"rate": 1, "duration": 10}, {"rate": 0, "duration": 5}, {"rate": 4, "duration": 20}]),
+    Weibull(cv=3.0), Weibull(shape=2.0), Weibull(cv=0.5, normalised=True), Tidal(peak_over_trough=4.0, period=50.0),
+    Tidal(profile=[0, 0, 1, 3], period=20.0, phase=0.3, cv=3.0), Tidal(profile=[2.0], cv=2.0, gaps="weibull", phase=0.9),
 ]  # fmt: skip
-SCALED = [a for a in ALL if not isinstance(a, Staged)]
+SCALED = [a for a in ALL if not isinstance(a, (Staged, Tidal))]
+GROWING = [a for a in ALL if not getattr(a, "normalised", False)]
 
 
 def trace(*times: float) -> Dataset:
@@ -54,7 +62,19 @@ def test_another_rate_is_the_same_pattern_scaled(arrivals: Arrivals) -> None:
     assert four * 4 == pytest.approx(one, rel=1e-14)
 
 
-@pytest.mark.parametrize("arrivals, cv", [(Poisson(), 1.0), (Gamma(cv=3.0), 3.0), (Gamma(cv=0.5), 0.5), (Deterministic(), 0.0)])
+@pytest.mark.parametrize("arrivals", GROWING, ids=lambda a: str(a)[:48])
+def test_a_longer_draw_begins_with_the_shorter_one(arrivals: Arrivals) -> None:
+    short, long = (arrivals.times(n, 3.0, stream(5, "arrivals")) for n in (200, 700))
+    assert np.array_equal(long[:200], short)
+
+
+@pytest.mark.parametrize(
+    "arrivals, cv",
+    [
+        (Poisson(), 1.0), (Gamma(cv=3.0), 3.0), (Gamma(cv=0.5), 0.5), (Deterministic(), 0.0), (Weibull(cv=3.0), 3.0),
+        (Weibull(cv=0.5), 0.5), (Weibull(shape=1.0), 1.0), (Weibull(shape=0.5), 5**0.5),
+    ],
+)  # fmt: skip
 def test_rate_and_cv_are_what_was_asked(arrivals: Arrivals, cv: float) -> None:
     got = describe_arrivals(arrivals.times(200_000, 5.0, stream(0, "arrivals")))
     assert got["rate"] == pytest.approx(5.0, rel=0.03)
@@ -79,7 +99,7 @@ def test_a4_a_stage_of_rate_zero_is_silent() -> None:
 
 
 def test_a5_normalised_is_exact_and_named() -> None:
-    for process in (Poisson(normalised=True), Gamma(cv=3.0, normalised=True)):
+    for process in (Poisson(normalised=True), Gamma(cv=3.0, normalised=True), Weibull(cv=3.0, normalised=True)):
         times = process.times(3000, 5.0, stream(0, "arrivals"))
         assert len(times) == 3000 and times[-1] <= 600.0
         assert process.describe()["process"].endswith(", normalised")
@@ -88,12 +108,31 @@ def test_a5_normalised_is_exact_and_named() -> None:
     assert min(plain) < 600 < max(plain)
 
 
+def test_a5_every_process_is_named_in_the_notes() -> None:
+    names = {
+        draw(trace(*range(20)), arrivals, None, 5.0, 0).notes["arrivals"]["process"]
+        for arrivals in (Poisson(), Poisson(normalised=True), Gamma(cv=2.0), Weibull(cv=2.0), Deterministic(), Tidal(4.0))
+    }
+    assert names == {"poisson", "poisson, normalised", "gamma", "weibull", "deterministic", "tidal poisson"}
+
+
 def test_a6_speedup_is_named_by_its_effect() -> None:
     workload = draw(trace(0, 10, 20), Replay(speedup=2.0), None, None, 0)
     assert workload.arrival.tolist() == [0.0, 5.0, 10.0]
     plain = draw(trace(0, 10, 20), Replay(), None, None, 0)
     assert workload.notes["arrivals"]["rate"] == 2 * plain.notes["arrivals"]["rate"] == 0.2
     assert workload.notes["arrivals"]["speedup"] == 2.0
+
+
+def test_t10_fractions_of_a_second_survive_a_replay() -> None:
+    workload = draw(trace(0.0, 0.4, 0.9, 1.2), Replay(), None, None, 0)
+    assert np.diff(workload.arrival) == pytest.approx([0.4, 0.5, 0.3], abs=1e-12)
+
+
+def test_a7_an_epoch_clock_is_replayed_from_zero_and_all_of_it_completes() -> None:
+    run = simulate(workload=trace(1.7e9, 1.7e9 + 1), arrivals=Replay(), num_requests=2)
+    assert run.metrics["num_finished"] == 2
+    assert run.requests["arrival"].tolist() == [0.0, 1.0] and run.requests["finish"].max() < 1000
 
 
 def test_a6_a_replay_is_rescaled_only_when_told() -> None:
@@ -106,6 +145,14 @@ def test_a6_a_replay_is_rescaled_only_when_told() -> None:
         Replay(speedup=2.0, rescale=True)
     with pytest.raises(ValueError, match="no rate to rescale"):
         draw(trace(0, 0, 0), Replay(rescale=True), None, 1.0, 0)
+
+
+def test_a6_the_rate_of_a_rescaled_replay_is_that_of_the_requests_that_count() -> None:
+    """Below load 1 arrivals go on after the last one that counts; how they come must not change the rate of those before."""
+    times = [*range(50), *range(50, 550, 10)]
+    short, long = (draw(trace(*times), Replay(rescale=True), 50, 4.0, 0, extra=extra) for extra in (0, 50))
+    assert long.notes["arrivals"]["rate"] == pytest.approx(4.0) and len(long) == 100
+    assert long.arrival[:50].tolist() == short.arrival.tolist() and long.arrival[-1] == pytest.approx(540 / 4)
 
 
 def test_replay_keeps_file_order_and_needs_times() -> None:
@@ -123,6 +170,88 @@ def test_a8_burstiness_is_the_inverse_of_cv_squared() -> None:
     for wrong in ({"burstiness": 0.0}, {"burstiness": -1.0}, {"cv": 0.0}, {"cv": float("nan")}, {}, {"cv": 1, "burstiness": 1}):
         with pytest.raises(ValueError, match=r"burstiness|cv"):
             Gamma(**wrong)
+
+
+def test_weibull_shape_is_found_from_cv() -> None:
+    for cv in (0.01, 0.3, 1.0, 3.0, 20.0, 1000.0):
+        assert weibull_cv(weibull_shape(cv)) == pytest.approx(cv, rel=1e-9)
+    assert weibull_shape(1.0) == pytest.approx(1.0) and weibull_cv(0.5) == pytest.approx(5**0.5)
+    a, b = (w.times(100, 1.0, stream(0, "arrivals")) for w in (Weibull(cv=weibull_cv(0.7)), Weibull(shape=0.7)))
+    assert a == pytest.approx(b, rel=1e-9)
+    wrong: list[dict[str, float]] = [{}, {"cv": 1, "shape": 1}, {"cv": 0.0}, {"cv": -1.0}, {"cv": float("nan")}, {"cv": 1e9}]
+    for options in (*wrong, {"shape": 0.0}, {"shape": float("inf")}, {"shape": -2.0}):
+        with pytest.raises(ValueError, match=r"cv|shape"):
+            Weibull(**options)
+
+
+def test_weibull_gaps_have_their_law() -> None:
+    """P(gap > x) = exp(-(x / scale)^shape), the scale such that the mean is one over the rate."""
+    gaps = np.diff(Weibull(shape=0.6).times(100_000, 2.0, stream(0, "arrivals")))
+    scale = 0.5 / gamma(1 + 1 / 0.6)
+    for x in (0.05, 0.3, 1.0, 3.0):
+        assert (gaps > x).mean() == pytest.approx(np.exp(-((x / scale) ** 0.6)), abs=0.006)
+
+
+# --- tides ------------------------------------------------------------------------------------------------------------
+
+
+def by_phase(times: Any, period: float, bins: int, phase: float = 0.0) -> Any:
+    """Arrivals in each part of the period over their mean, whole periods only."""
+    share = times / period + phase
+    share = share[(share >= 1) & (share < np.floor(share[-1]))]
+    counts = np.histogram(share % 1.0, bins, (0.0, 1.0))[0]
+    return counts / counts.mean()
+
+
+@pytest.mark.parametrize("cv, gaps", [(1.0, "gamma"), (3.0, "gamma"), (3.0, "weibull")])
+def test_a_sinusoid_has_its_rate_and_its_curve(cv: float, gaps: str) -> None:
+    tide = Tidal(peak_over_trough=4.0, period=100.0, cv=cv, gaps=gaps)
+    times = tide.times(300_000, 20.0, stream(0, "arrivals"))
+    assert len(times) / times[-1] == pytest.approx(20.0, rel=0.02)
+    middle = (np.arange(10) + 0.5) / 10
+    assert by_phase(times, 100.0, 10) == pytest.approx(1 - 0.6 * np.cos(2 * np.pi * middle), abs=0.04)
+    assert tide.describe()["peak_over_mean"] / tide.describe()["trough_over_mean"] == pytest.approx(4.0)
+
+
+@pytest.mark.parametrize("phase", [0.0, 0.3, 0.99])
+def test_a_profile_is_joined_by_straight_lines(phase: float) -> None:
+    times = Tidal(profile=[0, 0, 1, 3], period=100.0, phase=phase).times(300_000, 20.0, stream(0, "arrivals"))
+    want = [0, 0, 0.25, 0.75, 1.5, 2.5, 2.25, 0.75]  # relative rate in the middles of eighths, mean 1
+    assert by_phase(times, 100.0, 8, phase) == pytest.approx(want, abs=0.03)
+    assert len(times) / times[-1] == pytest.approx(20.0, rel=0.01)
+
+
+def test_a_flat_tide_is_the_plain_process_and_any_rate_has_the_same_numbers() -> None:
+    for plain, tide in ((Gamma(cv=3.0), Tidal(profile=[5.0], cv=3.0)), (Weibull(cv=2.0), Tidal(1.0, cv=2.0, gaps="weibull"))):
+        a, b = (x.times(500, 2.0, stream(0, "arrivals")) for x in (plain, tide))
+        assert a == pytest.approx(b, rel=1e-9)
+    tide = Tidal(peak_over_trough=5.0, period=80.0, phase=0.25, cv=2.0)
+    swing = 4 / 6
+    for rate in (0.5, 7.0):  # expected arrivals until each one: the curve's integral, here in closed form
+        share = tide.times(500, rate, stream(0, "arrivals")) / 80.0 + 0.25
+        integral = (share - swing / (2 * np.pi) * np.sin(2 * np.pi * share)) - (0.25 - swing / (2 * np.pi))
+        expected = Gamma(cv=2.0).times(500, 1.0, stream(0, "arrivals"))
+        assert integral * rate * 80.0 == pytest.approx(expected, rel=1e-3, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({}, "one of them"),
+        ({"peak_over_trough": 2.0, "profile": [1.0]}, "one of them"),
+        ({"peak_over_trough": 0.5}, "peak_over_trough 0.5"),
+        ({"profile": []}, "profile"),
+        ({"profile": [0.0, 0.0]}, "profile"),
+        ({"profile": [1.0, -1.0]}, "profile"),
+        ({"peak_over_trough": 2.0, "period": 0.0}, "period 0"),
+        ({"peak_over_trough": 2.0, "phase": 1.0}, "phase 1"),
+        ({"peak_over_trough": 2.0, "gaps": "pareto"}, "gaps 'pareto'"),
+        ({"peak_over_trough": 2.0, "cv": 0.0}, "cv 0"),
+    ],
+)
+def test_tides_are_checked(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Tidal(**options)
 
 
 @pytest.mark.data
@@ -150,7 +279,9 @@ def test_summary_of_little() -> None:
     assert (got["rate"], got["longest_gap"], got["num_ties"], got["span"]) == (0.75, 3.0, 1, 4.0)
 
 
-@pytest.mark.parametrize("arrivals", [Poisson(), Gamma(cv=1.0), Deterministic(), Burst(size=2)], ids=str)
+@pytest.mark.parametrize(
+    "arrivals", [Poisson(), Gamma(cv=1.0), Deterministic(), Burst(size=2), Weibull(cv=1.0), Tidal(2.0)], ids=str
+)
 @pytest.mark.parametrize("rate", [None, 0.0, -1.0, float("nan"), float("inf")])
 def test_a_rate_is_checked(arrivals: Arrivals, rate: float | None) -> None:
     with pytest.raises(ValueError, match="arrival rate"):
@@ -176,5 +307,6 @@ def test_stages_are_checked(stages: Any) -> None:
 def test_every_node_makes_arrivals_that_describe_themselves(node: str) -> None:
     made = instantiate(OmegaConf.load(CONF / f"{node}.yaml"))
     assert type(made).__module__ == f"lengthwise.experiments.arrivals.{node}"
-    workload = draw(trace(*range(50)), made, 40, None if node == "replay" else 2.0, 0)
+    data = replace(trace(*range(50)), columns={"session": np.arange(50) // 4, "turn": np.arange(50) % 4})
+    workload = draw(data, made, 40, None if node in ("replay", "closed_loop") else 2.0, 0)
     assert len(workload) == 40 and workload.notes["arrivals"]["process"].split(",")[0].split()[0] == node.split("_")[0]
