@@ -10,7 +10,7 @@ import time
 import numpy as np
 from report import arguments, report
 
-from lengthwise.experiments.cell import load_dataset, make
+from lengthwise.experiments.nodes import load_dataset, make
 from lengthwise.experiments.simulate import compose
 from lengthwise.predictors.profiling import profile_latency
 from lengthwise.predictors.splits import out_of_fold

@@ -20,8 +20,8 @@ from report import arguments, report
 def one(policy: str, rate: float, num_requests: int, fast_forward: bool = True) -> dict[str, float]:
     """Simulate once in this process; CPU seconds of the run (arrivals to columns) and peak memory in MiB."""
     from lengthwise.engine.simulated import SimulatedClock, SimulatedExecutor
-    from lengthwise.experiments.cell import load_dataset, load_hardware, load_kv, load_policy, load_scheduler, make
     from lengthwise.experiments.draw import draw, stream
+    from lengthwise.experiments.nodes import load_dataset, load_hardware, load_kv, load_policy, load_scheduler, make
     from lengthwise.experiments.recorder import Recorder
     from lengthwise.experiments.simulate import compose
     from lengthwise.experiments.source import WorkloadSource

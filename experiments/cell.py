@@ -5,36 +5,40 @@ Everything a cell needs that is costly and shared (saturation rate, learned pred
 
 from __future__ import annotations
 
-import json
-import platform
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from typing import Any, Protocol
 
 import numpy as np
-from hydra.errors import InstantiationException
-from hydra.utils import get_object, instantiate
 from numpy.typing import NDArray
 
-import lengthwise
 from lengthwise.engine.simulated import SimulatedClock
 from lengthwise.engine.simulated.hardware import Hardware
-from lengthwise.predictors.artefact import library_versions
 from lengthwise.predictors.latency import LatencyModel
 from lengthwise.predictors.predictions import Predictions
-from lengthwise.sched import SLO, KVCache, Policy, Scheduler, serve
+from lengthwise.sched import SLO, Scheduler, serve
 
-from .dataset import Dataset, Workload
+from .dataset import Workload
 from .draw import draw, stream
+from .nodes import (
+    Config,
+    is_learned,
+    load_dataset,
+    load_hardware,
+    load_kv,
+    load_policy,
+    load_scheduler,
+    make,
+    predictor_target,
+)  # fmt: skip
+from .provenance import cell_names, name, provenance, range_marks, session_marks
 from .recorder import Recorder
 from .run import Run, build
+from .sessions import SessionSource
 from .source import WorkloadSource
 from .watched import Watched
-from .windows import window
-
-Config = Mapping[str, Any]
+from .windows import Capped, CapReached, Window, window
 
 
 class Prepared(Protocol):
@@ -55,37 +59,51 @@ def run_cell(cfg: Config, prepared: Prepared) -> Run:
     if load is not None:
         rate = load * prepared.saturation_rate(cfg)
     n, over = cfg["num_requests"], dict(cfg.get("window") or {})
-    go_on = over.pop("go_on", 0.0)
+    go_on, cap = over.pop("go_on", 0.0), over.pop("cap", None)
     extra = int(go_on * n) if load is not None and load < 1 else 0
-    workload = draw(dataset, make(cfg["arrivals"]), n, rate, cfg["seed"], resample=cfg.get("resample", False), extra=extra)
-    if rate is None:  # the arrivals keep their own times
+    workload = draw(
+        dataset, make(cfg["arrivals"]), n, rate, cfg["seed"], resample=cfg.get("resample", False), extra=extra,
+        population=make(cfg.get("population")),
+    )  # fmt: skip
+    if rate is None:  # the arrivals keep their own times; None where nobody can know it before
         rate = workload.notes["arrivals"]["rate"]
     predicted = predict(cfg, workload, prepared)
     needs = policy.needs & {"prediction", "distribution"}
     if needs and predicted.columns is None:
         raise ValueError(f"policy {name(cfg, 'policy')} needs a {'/'.join(sorted(needs))}; predictor is none")
-    counted = window(workload.arrival[:n], load=load, rate=rate, **over)
-    if len(workload) > n:  # arrivals go on after the last one that counts
-        counted = replace(counted, end=min(counted.end, float(workload.arrival[n])))
-    clock, recorder, kv = SimulatedClock(), Recorder(window=(counted.begin, counted.end)), load_kv(cfg, hardware)
-    executor = make(cfg["executor"])(clock=clock, cost=hardware.cost, output_lens=workload.output_len.tolist())
+    counted = _window(workload, n, load, rate, over)
+    if cap is not None:
+        counted = _capped(counted, cap, workload)
+    clock, recorder, kv = SimulatedClock(), Recorder(window=(counted.begin, counted.end)), load_kv(cfg, hardware, dataset)
+    executor = make(cfg["executor"])(
+        clock=clock, cost=hardware.cost, output_lens=workload.output_len.tolist(),
+        swap_seconds=lambda swaps: hardware.swap_seconds(swaps, kv.block_size),
+    )  # fmt: skip
     scheduler = load_scheduler(cfg, policy, kv)
-    source = WorkloadSource(workload, predicted.columns, predicted.ready, gate=bool(needs), measured=n)
+    source: WorkloadSource | SessionSource
+    if workload.is_open:
+        source = WorkloadSource(workload, predicted.columns, predicted.ready, gate=bool(needs), measured=n)
+    else:
+        source = SessionSource(workload, predicted.columns, predicted.latency)
     start = time.process_time()
-    serve(source, scheduler, executor, clock, Watched(recorder, n))
+    stopped = _serve(source, scheduler, executor, clock, recorder, n, cap)
     cpu = time.process_time() - start
-    predicted = predicted.first(source.num_born)
+    # those who came during a step that the cap ended were there too
+    num_born = source.num_born if stopped is None else int(np.searchsorted(workload.arrival, stopped))
+    predicted = replace(predicted, ready=source.ready) if isinstance(source, SessionSource) else predicted.first(num_born)
     info = {key: value for key, value in predicted.info.items() if key != "ms_per_request"}
     run = build(
         recorder,
-        workload.first(source.num_born),
+        workload.first(num_born),
         predictions=predicted.columns,
         eligible=predicted.ready if needs else None,
         fold=predicted.fold,
         fallback=None if predicted.columns is None else predicted.columns.fallback,
         slo=SLO(**cfg["slo"]),
         window=counted,
+        run_end=stopped,
         cost=hardware.cost,
+        engine=_swapped(scheduler, hardware),
         token_budget=cfg["limits"]["token_budget"],
         cell=cell_names(cfg, load, rate),
         provenance={**provenance(cfg, dataset, workload, hardware), "predictor": info},
@@ -93,102 +111,54 @@ def run_cell(cfg: Config, prepared: Prepared) -> Run:
     )
     # of the whole loop, the simulated executor included: an upper bound on what scheduling costs
     run.summary["volatile"]["overhead_us_per_step"] = cpu / max(int(run.steps["num_steps"].sum()), 1) * 1e6
-    run.summary["provenance"]["marks"] = [*predicted.info.get("marks", []), *range_marks(run, hardware)]
+    run.workload = workload
+    marks = [*range_marks(run, hardware), *session_marks(run, workload, rate)]
+    run.summary["provenance"]["marks"] = [*predicted.info.get("marks", []), *marks]
     return run
 
 
-# --- objects from config ----------------------------------------------------------------------------------------------
+def _capped(counted: Window, cap: float, workload: Workload) -> Window:
+    """The window of a run that stops at `cap` seconds. Raises ValueError where arrivals wait for answers."""
+    if not workload.is_open:
+        raise ValueError(f"window.cap={cap}: arrivals that wait for answers cannot be stopped at a time")
+    return counted if counted.whole else replace(counted, end=min(counted.end, cap))
 
 
-def make(node: Any) -> Any:
-    """The object a config node stands for; an object stands for itself. Raises what its constructor raises."""
-    if not isinstance(node, Mapping):
-        return node
+def _serve(
+    source: Any, scheduler: Scheduler, executor: Any, clock: SimulatedClock, recorder: Recorder, n: int, cap: float | None
+) -> float | None:
+    """Run until empty: None; or until the first step boundary at or after `cap` (s), whoever is left unfinished: its time."""
     try:
-        return instantiate(node)
-    except InstantiationException as error:
-        if error.__cause__ is None:
-            raise
-        raise error.__cause__ from error
+        serve(source if cap is None else Capped(source, cap), scheduler, executor, clock, Watched(recorder, n))
+    except CapReached as stop:
+        recorder.cut_off(scheduler, stop.now)
+        return stop.now
+    return None
 
 
-def load_dataset(cfg: Config) -> Dataset:
-    """The cell's Dataset; loaded once per process and config."""
-    if not isinstance(cfg["workload"], Mapping):
-        return _dataset(cfg["workload"])
-    return _load_dataset(json.dumps(cfg["workload"], sort_keys=True))
+def _swapped(scheduler: Scheduler, hardware: Hardware) -> dict[str, float | int]:
+    """What swapping came to over the whole run; empty where there is no tier to swap to."""
+    swapping = scheduler.swapping
+    if not swapping.tiers.sizes:
+        return {}
+    moved = (swapping.blocks_out + swapping.blocks_in) * scheduler.kv.block_size * hardware.kv_bytes_per_token
+    return {"num_swaps": swapping.num_outs, "swapped_bytes": moved, "num_swap_full": swapping.num_full}
 
 
-@lru_cache(maxsize=4)
-def _load_dataset(node: str) -> Dataset:
-    return _dataset(make(json.loads(node)))
-
-
-def _dataset(made: Any) -> Dataset:
-    if not isinstance(made, Dataset):
-        raise ValueError(f"workload gave a {type(made).__name__}, not a Dataset")
-    return made
-
-
-def load_hardware(cfg: Config) -> Hardware:
-    if isinstance(cfg["hardware"], Hardware):
-        return cfg["hardware"]
-    return _load_hardware(json.dumps(cfg["hardware"], sort_keys=True))
-
-
-@lru_cache(maxsize=8)
-def _load_hardware(node: str) -> Hardware:
-    hardware: Hardware = make(json.loads(node))
-    return hardware
-
-
-def load_policy(cfg: Config) -> Policy:
-    policy = make(cfg["policy"])
-    if not isinstance(policy, Policy):
-        raise ValueError(f"policy gave a {type(policy).__name__}, not a Policy")
-    return policy
-
-
-def load_kv(cfg: Config, hardware: Hardware) -> KVCache:
-    kv: KVCache = make(cfg["kv"])(num_tokens=pool_tokens(cfg, hardware))
-    return kv
-
-
-def pool_tokens(cfg: Config, hardware: Hardware) -> int:
-    """Tokens of the KV pool: as the limits say, else what the hardware has left."""
-    given: int | None = cfg["limits"].get("kv_pool_tokens")
-    return hardware.kv_pool_tokens() if given is None else given
-
-
-def load_scheduler(cfg: Config, policy: Policy, kv: KVCache) -> Scheduler:
-    limits = cfg["limits"]
-    return Scheduler(
-        policy,
-        make(cfg["batching"]),
-        kv,
-        make(cfg["preemption"]),
-        max_num_seqs=limits["max_num_seqs"],
-        token_budget=limits["token_budget"],
-        max_model_len=limits["max_model_len"],
-        clip=limits.get("clip", False),
-        check=cfg.get("check", False),
-    )
+def _window(workload: Workload, n: int, load: float | None, rate: float | None, over: Mapping[str, Any]) -> Window:
+    """What counts. Where requests wait for answers it is cut by when sessions start; a closed loop counts as a whole."""
+    if workload.users is not None:
+        return Window(whole=True)
+    if workload.after is not None:
+        starts = workload.arrival[workload.after < 0]
+        return window(starts, load=load, rate=None if rate is None else rate * len(starts) / n, **over)
+    counted = window(workload.arrival[:n], load=load, rate=rate, **over)
+    if len(workload) > n:  # arrivals go on after the last one that counts
+        counted = replace(counted, end=min(counted.end, float(workload.arrival[n])))
+    return counted
 
 
 # --- predictions ------------------------------------------------------------------------------------------------------
-
-
-def predictor_target(cfg: Config) -> Any:
-    """The class behind the predictor (node or object); None for `none`."""
-    node = cfg.get("predictor")
-    if node is not None and not isinstance(node, Mapping):
-        return type(node)
-    return get_object(node["_target_"]) if node and node.get("_target_") else None
-
-
-def is_learned(cfg: Config) -> bool:
-    target = predictor_target(cfg)
-    return target is not None and not hasattr(target, "from_truth")
 
 
 @dataclass(frozen=True)
@@ -199,6 +169,7 @@ class Predicted:
     ready: NDArray[np.float64] | None = None
     fold: NDArray[np.int64] | None = None
     info: Mapping[str, Any] = field(default_factory=dict)
+    latency: LatencyModel | None = None
 
     def first(self, n: int) -> Predicted:
         """Those of the first n requests."""
@@ -207,6 +178,7 @@ class Predicted:
             None if self.ready is None else self.ready[:n],
             None if self.fold is None else self.fold[:n],
             self.info,
+            self.latency,
         )
 
 
@@ -221,58 +193,6 @@ def predict(cfg: Config, workload: Workload, prepared: Prepared) -> Predicted:
     if made is None:
         raise ValueError(f"predictor {name(cfg, 'predictor')} has no prepared predictions")
     by_row, fold, info = made
-    ready = LatencyModel.from_dict(info["latency"]).ready_times(workload.arrival) if info.get("latency") else None
-    return Predicted(by_row.take(workload.rows), ready, fold[workload.rows], info)
-
-
-# --- names and provenance ---------------------------------------------------------------------------------------------
-
-
-def name(cfg: Config, group: str) -> str:
-    """The node chosen for a group, or the target's own name."""
-    choices = cfg.get("choices") or {}
-    if choices.get(group):
-        return str(choices[group])
-    node = cfg.get(group)
-    if node is None:
-        return "none"
-    return (str(node.get("_target_", "none")).rsplit(".", 1)[-1] if isinstance(node, Mapping) else type(node).__name__).lower()
-
-
-def cell_names(cfg: Config, load: float | None, rate: float | None) -> dict[str, Any]:
-    """What a reader tells cells apart by: node names and numbers."""
-    groups = ("policy", "predictor", "workload", "arrivals", "limits", "batching", "kv", "preemption", "hardware", "slo")
-    names: dict[str, Any] = {group: name(cfg, group) for group in groups}
-    chosen = cfg.get("choices") or {}
-    names.update({group: chosen[group] for group in ("system", "setting") if chosen.get(group)})
-    return {**names, "load": load, "rate": rate, "seed": cfg["seed"], "num_requests": cfg["num_requests"]}
-
-
-def provenance(cfg: Config, dataset: Dataset, workload: Workload, hardware: Hardware) -> dict[str, Any]:
-    """What the numbers rest on."""
-    censored = dataset.censored
-    return {
-        "version": lengthwise.__version__,
-        "versions": {**library_versions(), "python": platform.python_version()},
-        "hardware": {"name": hardware.name, "model": hardware.model, **hardware.provenance},
-        "workload": {
-            "name": dataset.name, "unit": dataset.unit, "source": dataset.source, "licence": dataset.licence,
-            "num_rows": len(dataset), "dropped": dict(dataset.dropped), "max_new_tokens": dataset.max_new_tokens,
-            "num_censored": 0 if censored is None else int(censored[workload.rows].sum()),
-            **dict(dataset.notes), **dict(workload.notes),
-        },
-        "kv_pool_tokens": pool_tokens(cfg, hardware),
-        "seed": cfg["seed"],
-    }  # fmt: skip
-
-
-def range_marks(run: Run, hardware: Hardware) -> list[str]:
-    """A mark when plans left the range that the cost model was fitted on, with the share of the time spent there."""
-    steps = run.steps
-    rows = (steps["num_decode"] + steps["num_padding"]).to_numpy()
-    inside = hardware.cost.in_range(rows, steps["context_tokens"].to_numpy(), steps["prefill_tokens"].to_numpy())
-    seconds = (steps["end"] - steps["start"]).to_numpy()
-    outside = float(seconds[~np.asarray(inside)].sum() / max(seconds.sum(), 1e-300))
-    if outside == 0.0:
-        return []
-    return [f"{outside:.1%} of the busy time outside the fitted range {dict(hardware.cost.fitted_range)} of {hardware.name}"]
+    latency = LatencyModel.from_dict(info["latency"]) if info.get("latency") else None
+    ready = latency.ready_times(workload.arrival) if latency is not None and workload.is_open else None
+    return Predicted(by_row.take(workload.rows), ready, fold[workload.rows], info, latency)

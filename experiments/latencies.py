@@ -75,7 +75,8 @@ def samples(requests: pd.DataFrame, run_end: float, idle: Idle | None = None) ->
         alone = np.full(len(n), math.nan)
         rows = np.flatnonzero(some & (tokens > 0))
         alone[rows] = idle(column["prompt_len"][rows], tokens[rows])
-        out["slowdown"] = pick(e2e / alone, some & (alone > 0), still)
+        there = alone > 0  # not where prefill is free and one token is all: alone it takes no time
+        out["slowdown"] = pick(np.divide(e2e, alone, out=np.full(len(n), math.nan), where=there), some & there, still)
     return out
 
 

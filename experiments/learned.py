@@ -16,8 +16,8 @@ from lengthwise.predictors.predictor import LengthPredictor
 from lengthwise.predictors.profiling import profile_latency
 from lengthwise.predictors.splits import joint_groups, out_of_fold
 
-from .cell import Config, load_dataset, make
 from .dataset import Dataset
+from .nodes import Config, load_dataset, make, rows_key
 
 NUM_FOLDS = 5
 Made = tuple[Predictions, NDArray[np.int64], dict[str, Any]]
@@ -25,7 +25,7 @@ Made = tuple[Predictions, NDArray[np.int64], dict[str, Any]]
 
 def predictions_key(cfg: Config) -> dict[str, Any]:
     """What out-of-fold predictions depend on: the predictor, the rows, the folds."""
-    return {"predictor": _plain(cfg["predictor"]), "workload": _plain(cfg["workload"]), "num_folds": NUM_FOLDS}
+    return {"predictor": _plain(cfg["predictor"]), **rows_key(cfg), "num_folds": NUM_FOLDS}
 
 
 def make_predictions(cfg: Config) -> Made:

@@ -161,7 +161,7 @@ def _counts(out: Measured, counted: pd.DataFrame, found: Mapping[str, Sample], f
     out.put("num_counted", len(counted))
     for status in ("finished", "rejected", "unfinished", "failed", "timeout", "aborted"):
         out.put(f"num_{status}", int(is_status(counted, status).sum()))
-    gaps = np.diff(counted["arrival"].to_numpy(np.float64))
+    gaps = np.diff(np.sort(counted["arrival"].to_numpy(np.float64)))
     mean = float(gaps.mean()) if len(gaps) > 1 else 0.0
     few = None if mean > 0 else "fewer than 3 arrivals, or all at once"
     out.put("arrival_rps", None if few else 1.0 / mean, few)
@@ -231,7 +231,10 @@ def _engine(
     out.put(
         "preemptions_per_s", preemptions / seconds if seconds > 0 else None, None if seconds > 0 else "the run took no time"
     )
-    out.put("prefix_hit_share", 0.0)  # no KV cache here has a prefix index yet
+    prompts = counted["prompt_len"].to_numpy(np.int64)[~np.isnan(counted["first_scheduled"].to_numpy(np.float64))].sum()
+    found = int(counted["cached"].sum()) if "cached" in counted else 0  # without a prefix cache nothing is
+    out.put("prefix_hit_tokens", found)
+    out.put("prefix_hit_share", found / int(prompts) if prompts else 0.0)
     if totals is None or run_totals is None or not seconds > 0:
         for name in ("busy_share", "kv_use_mean", "recompute_tax"):
             out.put(name, None, "steps were not recorded" if seconds > 0 else "the run took no time")

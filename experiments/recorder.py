@@ -28,12 +28,12 @@ KEPT_REASONS = 10_000  # distinct reasons kept word for word; rejections name nu
 STATUSES = ("finished", "rejected", "aborted", "timeout", "failed", "unfinished")
 
 STEP = np.dtype(
-    [("start", "f8"), ("end", "f8")]
+    [("start", "f8"), ("end", "f8"), ("prefill_pairs", "f8")]
     + [
         (name, "i4")
         for name in (
             "num_steps", "num_decode", "num_padding", "context_tokens", "prefill_tokens", "num_chunks", "num_waiting",
-            "num_running", "kv_free_blocks", "emitted", "apart", "kv_held",
+            "num_running", "kv_free_blocks", "emitted", "apart", "kv_held",  # kv_free_blocks: also the evictable ones
         )
     ]
 )  # fmt: skip
@@ -43,7 +43,7 @@ ENDED = np.dtype(
     + [
         (name, "i4")
         for name in (
-            "rid", "prompt_len", "output_len", "max_new_tokens", "num_preemptions", "recomputed", "reason", "client",
+            "rid", "prompt_len", "output_len", "max_new_tokens", "num_preemptions", "recomputed", "cached", "reason", "client",
         )
     ]
 )  # fmt: skip
@@ -61,8 +61,8 @@ class Recorder:
 
     __slots__ = (
         "_aways", "_client_codes", "_decode_end", "_ended_buffer", "_ended_offset", "_gaps", "_last_token", "_pack_ended",
-        "_pack_step", "_reason_codes", "_requests", "_step_buffer", "_step_offset", "_steps", "clients", "end", "itl",
-        "keeps_steps", "num_blocks", "reasons", "run_totals", "slos", "window", "window_totals",
+        "_pack_step", "_reason_codes", "_requests", "_step_buffer", "_step_offset", "_steps", "clients", "end", "indexes",
+        "itl", "keeps_steps", "num_blocks", "reasons", "run_totals", "slos", "window", "window_totals",
     )  # fmt: skip
 
     def __init__(self, *, window: tuple[float, float] = (-math.inf, math.inf), steps: bool = True) -> None:
@@ -73,6 +73,7 @@ class Recorder:
         self.window_totals: dict[str, float] = {}
         self.run_totals: dict[str, float] = {}
         self.num_blocks = 0
+        self.indexes = False  # whether the KV cache keeps prefixes, so that `cached` says something
         self.slos: dict[int, tuple[float, float, float]] = {}  # rid -> ttft, tpot, e2e; only requests that carry their own
         self.reasons: list[str] = []
         self.clients: list[str | None] = [None]
@@ -86,10 +87,10 @@ class Recorder:
         self._decode_end = -math.inf  # end of the last plan with decodes
         self._step_buffer = bytearray(STEP_BYTES)
         self._step_offset = 0
-        self._pack_step = Struct("=2d12i").pack_into
+        self._pack_step = Struct("=3d12i").pack_into
         self._ended_buffer = bytearray(ENDED_BYTES)
         self._ended_offset = 0
-        self._pack_ended = Struct("=6d8i").pack_into
+        self._pack_ended = Struct("=6d9i").pack_into
 
     # --- the Observer -------------------------------------------------------------------------------------------------
 
@@ -99,6 +100,7 @@ class Recorder:
         chunks = plan.chunks
         num_decode = plan.num_decode
         prefill = emitted = apart = 0
+        pairs = 0.0
         if plan.leaves:
             for req in plan.leaves:
                 if req._phase < Phase.FINISHED:
@@ -121,28 +123,25 @@ class Recorder:
         if chunks:
             for req, at, length, last in chunks:
                 prefill += length
+                pairs += length * (at + length / 2)
                 if last:
                     emitted += 1
                     if req._resumes and at + length > req.prompt_len:  # prefilled again: not its first token
                         self._gaps.append((end, end - self._last_token.get(req.rid, req._first_token), 1))
                         self._last_token[req.rid] = end
         kv = scheduler.kv
-        free = kv.free
-        held = kv.num_blocks - free
-        if outcome.finished:
-            for req, _, _ in outcome.finished:
-                held += kv.held(req, req._computed)
+        used = kv.in_use
         offset = self._step_offset
         self._pack_step(
-            self._step_buffer, offset, start, end, outcome.num_steps, num_decode, plan.num_padding, plan.context_tokens,
+            self._step_buffer, offset, start, end, pairs, outcome.num_steps, num_decode, plan.num_padding, plan.context_tokens,
             prefill, len(chunks), len(scheduler.waiting), len(scheduler.running.members) + len(scheduler.prefilling),
-            free, emitted, apart, held,
+            kv.num_blocks - used, emitted, apart, used + scheduler.given_back,
         )  # fmt: skip
         self._step_offset = offset = offset + STEP_SIZE
         if offset == STEP_BYTES:
             self._flush_steps()
         elif offset == STEP_SIZE:
-            self.num_blocks = kv.num_blocks
+            self.num_blocks, self.indexes = kv.num_blocks, kv.indexes
 
     def ended(self, request: Request, num_tokens: int, reason: str, now: float) -> None:
         """Record the end of `request`, for whatever reason."""
@@ -167,7 +166,8 @@ class Recorder:
         self._pack_ended(
             self._ended_buffer, offset, request.arrival, request._first_scheduled, request._first_token, now,
             math.nan if prediction is None else prediction.score, request.priority, request.rid, request.prompt_len,
-            num_tokens, request.max_new_tokens, request._num_preemptions, request._recomputed, code, client_code,
+            num_tokens, request.max_new_tokens, request._num_preemptions, request._recomputed, request._cached, code,
+            client_code,
         )  # fmt: skip
         self._ended_offset = offset = offset + ENDED_SIZE
         if offset == ENDED_BYTES:

@@ -31,6 +31,7 @@ from .latencies import idle_latency
 from .metrics import SLOS, measure
 from .recorder import STATUSES, Recorder
 from .starvation import Overtakes, overtakes
+from .utilisation import window_utilisation
 from .windows import Window
 
 REQUEST_COLUMNS = (
@@ -38,6 +39,7 @@ REQUEST_COLUMNS = (
     "max_new_tokens", "predicted", "num_preemptions", "recomputed", "status", "reason", "client", "priority", "group", "fold",
     "censored", "ended",
 )  # fmt: skip
+OPTIONAL_COLUMNS = ("class", "session", "turn", "program")  # where the workload has them; `cached` where prefixes are kept
 FILES = ("requests.parquet", "steps.parquet", "preemptions.parquet", "summary.json")
 
 
@@ -45,12 +47,14 @@ FILES = ("requests.parquet", "steps.parquet", "preemptions.parquet", "summary.js
 class Run:
     """What came of one cell. requests: one row per request of the workload, sorted by rid; `finish` only where it finished,
     `ended` (s) whenever and however it left, NaN where it had not. steps: one row per plan. preemptions: rid, left, back.
-    summary: cell, metrics, flags, window, slo, histograms, volatile, provenance."""
+    summary: cell, metrics, flags, window, slo, histograms, volatile, provenance. workload: what was asked, not saved with it
+    (see saved.py)."""
 
     requests: pd.DataFrame
     steps: pd.DataFrame
     summary: dict[str, Any]
     preemptions: pd.DataFrame = field(default_factory=lambda: pd.DataFrame({"rid": [], "left": [], "back": []}))
+    workload: Workload | None = None
 
     @property
     def metrics(self) -> dict[str, float | int | None]:
@@ -103,6 +107,7 @@ def build(
     cost: CostModel | None = None,
     token_budget: int = 2048,
     run_end: float | None = None,
+    engine: Mapping[str, float | int] | None = None,
     cell: Mapping[str, Any] | None = None,
     provenance: Mapping[str, Any] | None = None,
     volatile: Mapping[str, Any] | None = None,
@@ -112,8 +117,9 @@ def build(
     All columns have one entry per request of the workload, (N,). predictions: as given to the scheduler. eligible: when each
     prediction was there, s (default: at arrival). fold: the cross-validation fold that predicted it, -1 none. fallback:
     predictions that fell back. slo: objectives in s; those a request carries itself go before. window: as the recorder's.
-    bound: declared overtaking leads, s. cost, token_budget: for the latency on an idle engine. Requests that never entered
-    the engine are unfinished. Raises ValueError on a column of another length, or on a window other than the recorder's.
+    bound: declared overtaking leads, s. engine: further numbers that the engine counted, by name. cost, token_budget: for the
+    latency on an idle engine. Requests that never entered the engine are unfinished. Raises ValueError on a column of another
+    length, or on a window other than the recorder's.
     """
     window = window or Window()
     if (window.begin, window.end) != recorder.window:
@@ -143,6 +149,11 @@ def build(
         passes=passes,
         fallback=None if fallback is None else np.asarray(fallback, dtype=np.bool_),
     )
+    for name, count in (engine or {}).items():
+        measured.put(name, count)
+    used, why = window_utilisation(steps, cost, window.begin, window.end, window.duration(end))
+    for name, share in used.items():
+        measured.put(name, share, why)
     summary = {
         "cell": dict(cell or {}),
         "metrics": measured.metrics,
@@ -174,6 +185,7 @@ def _requests(
         return out
 
     dataset, rows = workload.dataset, workload.rows
+    arrival = spread("arrival", workload.arrival, np.float64)  # one that waits for an answer comes when it is there
     status = spread("status", STATUSES.index("unfinished"), np.int8)
     ended = spread("ended", math.nan, np.float64)
     ended[status == STATUSES.index("unfinished")] = math.nan
@@ -190,8 +202,8 @@ def _requests(
     columns = {
         "rid": np.arange(n, dtype=np.int32),
         "row": rows.astype(np.int32),
-        "arrival": workload.arrival,
-        "eligible": workload.arrival if eligible is None else np.asarray(eligible, dtype=np.float64),
+        "arrival": arrival,
+        "eligible": arrival if eligible is None else np.asarray(eligible, dtype=np.float64),
         "first_scheduled": spread("first_scheduled", math.nan, np.float64),
         "first_token": spread("first_token", math.nan, np.float64),
         "finish": np.where(status == 0, ended, math.nan),
@@ -210,7 +222,11 @@ def _requests(
         "censored": np.zeros(n, np.bool_) if dataset.censored is None else dataset.censored[rows],
         "ended": ended,
     }
-    return pd.DataFrame({name: columns[name] for name in REQUEST_COLUMNS}, copy=False)
+    if recorder.indexes:
+        columns["cached"] = spread("cached", 0, np.int32)
+    more = {name: column for name in OPTIONAL_COLUMNS if (column := workload.column(name)) is not None}
+    kept = [name for name in (*REQUEST_COLUMNS, "cached") if name in columns]
+    return pd.DataFrame({name: columns[name] for name in kept} | more, copy=False)
 
 
 def _coded(codes: NDArray[Any], names: list[str]) -> Any:

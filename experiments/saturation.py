@@ -18,9 +18,9 @@ from lengthwise.sched.kv import Paged
 from lengthwise.sched.policies import FCFS
 from lengthwise.sched.preemption import recompute
 
-from .cell import Config, load_dataset, load_hardware, pool_tokens
 from .dataset import Workload
 from .draw import stream
+from .nodes import Config, load_dataset, load_hardware, pool_tokens, rows_key
 from .source import WorkloadSource
 
 
@@ -43,8 +43,8 @@ class FinishTimes:
 def saturation_key(cfg: Config) -> dict[str, Any]:
     """What the rate depends on: limits, pool, hardware, lengths. Not system, policy, arrivals, load or seed: all are to be
     compared at the same rates. An object (not a node) stands for itself, and cannot be written as JSON."""
-    parts = {part: cfg[part] for part in ("limits", "hardware", "workload")}
-    return {part: dict(node) if isinstance(node, Mapping) else node for part, node in parts.items()}
+    parts = {part: cfg[part] for part in ("limits", "hardware")}
+    return {part: dict(node) if isinstance(node, Mapping) else node for part, node in parts.items()} | rows_key(cfg)
 
 
 def measure_saturation(cfg: Config) -> dict[str, Any]:

@@ -13,8 +13,9 @@ from omegaconf import OmegaConf
 
 from lengthwise.predictors.predictions import Predictions
 
-from .cell import Config, is_learned, run_cell
+from .cell import run_cell
 from .learned import make_predictions, predictions_key
+from .nodes import Config, is_learned, make
 from .run import Run
 from .saturation import measure_saturation, saturation_key
 from .validate import validate_numbers
@@ -69,6 +70,8 @@ def compose(
     slo: Any = "chat",
     limits: Any = "default",
     executor: Any = "simulated",
+    population: Any = None,
+    reshape: Any = None,
     load: float | None = None,
     rate: float | None = None,
     num_requests: int = 1000,
@@ -81,15 +84,16 @@ def compose(
     """A cell's config from the same nodes Hydra uses.
 
     Each part is the name of a config node ("srpt"), a mapping with `_target_`, or an object (`SRPT(overrun="clip")`, a
-    Dataset). load: rate / saturation rate (0.8 unless load or rate, in requests/s, is given). window: warm_up, cool_down, unit
-    (seconds or share), as in `windows.window`. resample: draw rows again when there are fewer than num_requests. `overrides`
-    replace fields of `limits`: `max_num_seqs=64`.
+    Dataset). load: rate / saturation rate (0.8 unless load or rate, in requests/s, is given, or the arrivals have their own).
+    window: warm_up, cool_down, unit (seconds or share), as in `windows.window`. resample: draw rows again when there are fewer
+    than num_requests. population, reshape: None for none. `overrides` replace fields of `limits`: `max_num_seqs=64`.
     """
     parts = {
         "policy": policy, "predictor": predictor, "workload": workload, "arrivals": arrivals, "hardware": hardware,
         "batching": batching, "kv": kv, "preemption": preemption, "slo": slo, "limits": limits, "executor": executor,
+        "population": population, "reshape": reshape,
     }  # fmt: skip
-    nodes = {group: _node(group, part) for group, part in parts.items()}
+    nodes = {group: _node(group, part) for group, part in parts.items() if part is not None}
     unknown = set(overrides) - set(nodes["limits"])
     if unknown:
         raise ValueError(f"unknown limit {sorted(unknown)[0]!r}; the limits are {', '.join(sorted(nodes['limits']))}")
@@ -98,7 +102,7 @@ def compose(
     tree = OmegaConf.create({group: node for group, node in nodes.items() if group not in objects})
     plain = OmegaConf.to_container(tree, resolve=True)
     assert isinstance(plain, dict)
-    if rate is None and load is None:
+    if rate is None and load is None and not getattr(make(nodes["arrivals"]), "keeps_times", False):
         load = 0.8
     choices = {group: part for group, part in parts.items() if isinstance(part, str)}
     numbers = {

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from .cell import load_policy, make, predictor_target
+from .nodes import load_policy, make, predictor_target
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 WANDB = ("offline", "online", "off")
@@ -21,8 +21,9 @@ def validate(cfg: Mapping[str, Any]) -> None:
     validate_numbers(cfg)
     if cfg["wandb"] not in WANDB:
         raise ValueError(f"wandb={cfg['wandb']!r}: choose {', '.join(WANDB)}")
-    if not isinstance(cfg["check"], bool):
-        raise ValueError(f"check={cfg['check']!r} must be true or false")
+    for key in ("check", "keep_workload"):
+        if not isinstance(cfg[key], bool):
+            raise ValueError(f"{key}={cfg[key]!r} must be true or false")
     if not NAME.fullmatch(str(cfg["name"])) or cfg["name"] == "prepared":
         raise ValueError(f"name={cfg['name']!r} must be a plain folder name of at most 100 of [A-Za-z0-9._-], not `prepared`")
     _nodes(cfg)
@@ -43,6 +44,8 @@ def validate_numbers(cfg: Mapping[str, Any]) -> None:
     elif cfg["rate"] is None and not getattr(make(cfg["arrivals"]), "keeps_times", False):
         chosen = (cfg.get("choices") or {}).get("arrivals")
         raise ValueError(f"load=null and rate=null: arrivals={chosen} needs a load, or a rate in requests/s")
+    if (cap := (cfg.get("window") or {}).get("cap")) is not None:
+        _positive("window.cap", cap)
     for key in ("ttft", "tpot", "e2e"):
         if cfg["slo"].get(key) is not None:
             _positive(f"slo.{key}", cfg["slo"][key])
@@ -59,6 +62,8 @@ def _nodes(cfg: Mapping[str, Any]) -> None:
     make(cfg["batching"])
     make(cfg["preemption"])
     make(cfg["arrivals"])
+    make(cfg.get("population"))
+    make(cfg.get("reshape"))
     needs = policy.needs & {"prediction", "distribution"}
     if needs and predictor_target(cfg) is None:
         policy_name = cfg["choices"].get("policy")

@@ -1,12 +1,15 @@
 """What the recorder keeps adds up: tokens, gaps, requests, time; and a Run survives its files."""
 
 import math
+from itertools import pairwise
 
 import numpy as np
 import pandas as pd
 import pytest
+from harness import play
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from strategies import reusing
 
 from lengthwise.engine.simulated import SimulatedClock, SimulatedExecutor
 from lengthwise.engine.simulated.affine import Affine
@@ -20,6 +23,7 @@ from lengthwise.sched.batching import Chunked, Mixed, PrefillFirst, Static
 from lengthwise.sched.kv import Contiguous, Paged
 from lengthwise.sched.policies import FCFS, SJF, SRPT
 from lengthwise.sched.preemption import pause, recompute
+from lengthwise.sched.rehearsal import Log
 
 COST = Affine(8e-3, 2e-5, 1e-7, 6e-5)
 
@@ -100,6 +104,40 @@ def test_gaps_between_tokens_add_up(seed, policy, batching, mode, blocks, fast_f
     computed = got["prompt_len"][done].sum() + (got["output_len"][done] - 1).sum() + got["recomputed"].sum()
     assert recorder.run_totals.get("computed_tokens", 0) == computed
     assert got["num_preemptions"].sum() == scheduler.num_preemptions == len(recorder.preemptions()["rid"])
+
+
+class Recording(Log):
+    """Logs and records the same run."""
+
+    def __init__(self):
+        super().__init__()
+        self.recorder = Recorder()
+
+    def step(self, start, plan, outcome, scheduler):
+        super().step(start, plan, outcome, scheduler)
+        self.recorder.step(start, plan, outcome, scheduler)
+
+    def ended(self, request, num_tokens, reason, now):
+        super().ended(request, num_tokens, reason, now)
+        self.recorder.ended(request, num_tokens, reason, now)
+
+
+@settings(max_examples=150, deadline=None)
+@given(reusing())
+def test_gaps_are_those_a_client_sees_with_reuse_and_swapping(case):
+    """Single steps: as many gaps as tokens that are not first, of the same sum, and the same greatest; and the same tokens and
+    preemptions in a run that is fast-forwarded."""
+    log, fast = Recording(), Recording()
+    times = play(case, plain=True, fast_forward=False, log=log).executor.token_times.values()
+    play(case, log=fast)
+    gaps = [b - a for one in times for a, b in pairwise(one)]
+    for recorder in (log.recorder, fast.recorder):
+        recorder.requests(), recorder.steps()
+        assert recorder.itl.n == len(gaps) and recorder.itl.total == pytest.approx(sum(gaps), rel=1e-9)
+        assert recorder.run_totals.get("output_tokens", 0) == sum(len(one) for one in times)
+    assert log.recorder.itl.greatest == pytest.approx(max(gaps, default=log.recorder.itl.greatest))
+    one, two = log.recorder.preemptions(), fast.recorder.preemptions()
+    assert all(np.array_equal(one[name], two[name], equal_nan=True) for name in one)
 
 
 @pytest.mark.parametrize("mode", [pause, recompute])
@@ -231,8 +269,8 @@ def test_run_has_the_columns_of_the_contract():
     assert run.metrics["fallback_share"] == pytest.approx(1 / 60)
     assert run.summary["slo"] == {"ttft": 1.0, "tpot": 0.05}
     assert list(run.steps.columns) == [
-        "start", "end", "num_steps", "num_decode", "num_padding", "context_tokens", "prefill_tokens", "num_chunks",
-        "num_waiting", "num_running", "kv_free_blocks",
+        "start", "end", "prefill_pairs", "num_steps", "num_decode", "num_padding", "context_tokens", "prefill_tokens",
+        "num_chunks", "num_waiting", "num_running", "kv_free_blocks",
     ]  # fmt: skip
 
 
