@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
+import os
 import re
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
@@ -17,14 +18,22 @@ from typing import Any
 
 import lengthwise
 
-VOLATILE = ("out", "name", "check", "exclude", "figure", "wandb")  # where results go and how they are shown, not what they are
+VOLATILE = (  # where results go, how they are shown and what they are wanted for, not what they are
+    "out", "name", "check", "exclude", "figure", "wandb", "study", "tune",
+)  # fmt: skip
 PACKAGE = Path(lengthwise.__file__).parent
-LEARNING = ("predictors", "experiments/workloads", "experiments/learned.py", "experiments/dataset.py")
+LEARNING = (
+    "predictors", "experiments/workloads", "experiments/learned.py", "experiments/nodes.py", "experiments/dataset.py",
+    "experiments/reshape.py", "experiments/prefixes.py",
+)  # fmt: skip
 READERS = frozenset(  # modules of experiments/ that start cells or read their results: no part of what a cell is
     f"experiments/{name}.py"
     for name in (
-        "app", "cellhash", "comparison", "contract", "job", "load_runs", "manifest", "paths", "prepare", "progress", "report",
-        "simulate", "study", "sweep", "table", "tracking", "train", "train_report", "validate",
+        "app", "bisection", "capacity", "capacity_app", "capacity_table", "catalogue", "cellhash", "comparison", "composer",
+        "contract", "criterion", "data", "fetching", "hints", "job", "launch", "load_runs", "manifest", "paths", "prepare",
+        "probes", "progress", "ranges", "report", "simulate", "size", "stability", "stored", "study", "sweep", "table",
+        "token_cost", "trace_summary", "tracking", "train", "train_report", "tune", "tune_report", "validate",
+        "wandb_check", "wandb_log", "wandb_predictors", "wandb_session",
     )
 )  # fmt: skip
 
@@ -100,14 +109,25 @@ def plugins(node: Any) -> dict[str, str]:
 
 
 def files(node: Any) -> dict[str, str]:
-    """Path -> hash, for every file or folder that a config names: a table, a trace, a predictor artefact."""
+    """Name -> hash, for every file or folder that a config names (a table, a trace, a predictor artefact), as a path or below
+    LENGTHWISE_DATA, and for the data files that its workloads find by their own names. Packages are known by their version."""
     found = {}
+    data = os.environ.get("LENGTHWISE_DATA")
     for text in _strings(node):
-        path = Path(text)
-        if "/" in text and path.exists():
-            stamp = tuple((str(f), f.stat().st_size, f.stat().st_mtime_ns) for f in _tree(path))
-            found[text] = _files_hash(stamp)
+        for path in ([Path(data).expanduser() / text] if data and text else []) + ([Path(text)] if "/" in text else []):
+            if path.is_file() or ("/" in text and path.exists()):
+                found[text] = _hash(path)
+                break
+    for part in _mappings(node):
+        if str(part.get("_target_", "")).startswith("lengthwise.experiments.workloads."):
+            from .catalogue import files_of
+
+            found |= {path.name: _hash(path) for path in files_of(part)}
     return found
+
+
+def _hash(path: Path) -> str:
+    return _files_hash(tuple((str(f), f.stat().st_size, f.stat().st_mtime_ns) for f in _tree(path)))
 
 
 def _tree(path: Path) -> list[Path]:
@@ -140,14 +160,14 @@ def _module_hash(target: str) -> str:
 
 
 def _targets(node: Any) -> Iterator[str]:
+    return (part["_target_"] for part in _mappings(node) if isinstance(part.get("_target_"), str))
+
+
+def _mappings(node: Any) -> Iterator[Mapping[str, Any]]:
     if isinstance(node, Mapping):
-        if isinstance(node.get("_target_"), str):
-            yield node["_target_"]
-        for value in node.values():
-            yield from _targets(value)
-    elif isinstance(node, (list, tuple)):
-        for value in node:
-            yield from _targets(value)
+        yield node
+    for value in node.values() if isinstance(node, Mapping) else node if isinstance(node, (list, tuple)) else ():
+        yield from _mappings(value)
 
 
 def _strings(node: Any) -> Iterator[str]:

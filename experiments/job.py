@@ -17,10 +17,11 @@ import lengthwise
 
 from .cell import run_cell
 from .cellhash import VOLATILE, cell_hash, cell_name, digest, fields, lasting
-from .manifest import Row, append, read_manifest
+from .manifest import Row, append, find_row
 from .paths import MANIFEST, describe_error, root, temporary, traceback_file
 from .prepare import Prepared
 from .run import FILES
+from .saved import save_workload
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +49,7 @@ def run_job(cfg: Mapping[str, Any], overrides: Iterable[str] = (), *, in_sweep: 
     start = time.perf_counter()
     try:
         study.mkdir(parents=True, exist_ok=True)
-        row = (_find(study, cfg) if in_sweep else None) or planned(cfg, prepared)
+        row = (find_row(study, digest(lasting(cfg))) if in_sweep else None) or planned(cfg, prepared)
         row["cached"] = is_complete(study / row["folder"], row["hash"])
         if not row["cached"]:
             _compute(cfg, prepared, study / row["folder"], row["hash"], list(overrides))
@@ -56,7 +57,9 @@ def run_job(cfg: Mapping[str, Any], overrides: Iterable[str] = (), *, in_sweep: 
         traceback_file(study / row["folder"]).unlink(missing_ok=True)
     except Exception as error:  # whatever a cell raises, the others go on; the traceback is kept
         where = study / row["folder"]
-        message = describe_error(error, where) if isinstance(error, OSError) and error.errno else str(error)
+        message = str(error)
+        if isinstance(error, OSError) and error.errno and not isinstance(error, FileNotFoundError):
+            message = describe_error(error, where)
         row |= {"status": "failed", "error": f"{type(error).__name__}: {message}".splitlines()[0][:500]}
         row["traceback"] = _keep_traceback(traceback_file(where))
     row["seconds"] = round(time.perf_counter() - start, 3)
@@ -77,11 +80,6 @@ def is_complete(folder: Path, code: str) -> bool:
         return False
 
 
-def _find(study: Path, cfg: Mapping[str, Any]) -> Row | None:
-    config = digest(lasting(cfg))
-    return next((row for row in read_manifest(study) if row.get("config") == config), None)
-
-
 def _compute(cfg: Mapping[str, Any], prepared: Prepared, folder: Path, code: str, overrides: list[str]) -> None:
     run = run_cell(dict(cfg), prepared)
     if not run.summary["metrics"]["num_finished"]:
@@ -94,6 +92,8 @@ def _compute(cfg: Mapping[str, Any], prepared: Prepared, folder: Path, code: str
     try:
         made.mkdir(parents=True)
         run.save(made)
+        if cfg.get("keep_workload") and run.workload is not None:
+            save_workload(run.workload, made / "workload")
         _write_config(made / ".hydra", cfg, overrides)
         if folder.exists() and not is_complete(folder, code):
             shutil.rmtree(folder)

@@ -8,20 +8,28 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from .latencies import samples
 from .manifest import read_manifest
 from .paths import MANIFEST
 from .windows import Window
 
+NEEDED = (  # columns that latencies and the window are made of
+    "arrival", "first_scheduled", "first_token", "finish", "ended", "prompt_len", "output_len", "max_new_tokens", "status",
+)  # fmt: skip
 FIELDS = ("system", "policy", "predictor", "workload", "arrivals", "limits", "load", "rate", "seed")
+TELLING = ("population", "reshape", "slo", "batching", "kv", "preemption")  # repeated for each request only where they differ
 OK = "ok"
 
 
@@ -95,23 +103,56 @@ def load_runs(source: Path | str | Sequence[Path | str] | list[Cell]) -> pd.Data
 def load_requests(source: Path | str | Sequence[Path | str] | list[Cell], columns: Sequence[str] | None = None) -> pd.DataFrame:
     """One row per request of every complete cell: the columns of requests.parquet; ttft, tpot, e2e, wait (s) and
     normalised_latency (s a token), NaN where undefined or not ended; counted: whether the cell's metrics count it; the cell's
-    FIELDS. columns: of these, the ones to keep beside FIELDS. Raises ValueError without a complete cell."""
-    frames = []
-    for cell in _cells(source):
-        if cell.status == OK:
-            requests = with_latencies(read_requests(cell.folder), run_end(cell))
-            requests["counted"] = window_of(cell).counts(requests["arrival"].to_numpy())
-            if columns is not None:
-                requests = requests[list(columns)]
-            fields = {key: cell.fields.get(key) for key in (*FIELDS, "setting", "hardware") if key in cell.fields}
-            frames.append(requests.assign(**fields))
-    if not frames:
+    FIELDS, and those of TELLING that tell cells apart. columns: of these, the ones to keep beside FIELDS. Raises ValueError
+    without a complete cell."""
+    cells = [cell for cell in _cells(source) if cell.status == OK]
+    if not cells:
         raise ValueError("no complete cell among the results")
-    return pd.concat(frames, ignore_index=True)
+    stored = None if columns is None else (*columns, *NEEDED)
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # files are read without Python's lock
+        tables = list(pool.map(lambda cell: _table(cell.folder, stored), cells))
+    counts = [len(table) for table in tables]
+    ends: Any = np.repeat([run_end(cell) for cell in cells], counts)
+    requests = with_latencies(_joined(tables), ends)
+    arrival, stops = requests["arrival"].to_numpy(), np.cumsum(counts)
+    parts = (arrival[stop - n : stop] for stop, n in zip(stops, counts, strict=True))
+    counted = np.concatenate([window_of(cell).counts(part) for cell, part in zip(cells, parts, strict=True)])
+    requests = requests.assign(counted=counted)
+    keys = [key for key in (*FIELDS, "setting", "hardware") if any(key in cell.fields for cell in cells)]
+    keys += [key for key in TELLING if len({str(cell.fields.get(key)) for cell in cells}) > 1]
+    fields = pd.DataFrame([{key: cell.fields.get(key) for key in keys} for cell in cells])
+    rows = np.repeat(np.arange(len(cells)), counts)
+    kept = requests if columns is None else requests[list(columns)]
+    return kept.assign(**{key: fields[key].array.take(rows) for key in keys})
 
 
 def read_requests(folder: Path, columns: Sequence[str] | None = None) -> pd.DataFrame:
-    return pd.read_parquet(folder / "requests.parquet", columns=None if columns is None else list(columns))
+    """The rows of a cell. columns: the ones to read. Raises KeyError on one that is not stored."""
+    frame: pd.DataFrame = _table(folder, columns).to_pandas()
+    return frame if columns is None else frame[list(columns)]
+
+
+def _table(folder: Path, columns: Sequence[str] | None) -> Any:
+    """The Arrow table of a cell's requests; of `columns` those that are stored."""
+    with pq.ParquetFile(folder / "requests.parquet") as file:
+        wanted = None if columns is None else [name for name in file.schema_arrow.names if name in columns]
+        return file.read(columns=wanted, use_threads=False)
+
+
+def _joined(tables: list[Any]) -> pd.DataFrame:
+    """One frame of all rows; a column of names that some table has no names in is one of names."""
+    names = {
+        field.name: field.type
+        for table in tables
+        for field in table.schema
+        if pa.types.is_dictionary(field.type) and not pa.types.is_null(field.type.value_type)
+    }
+    for i, table in enumerate(tables):
+        for at, field in enumerate(table.schema):
+            if pa.types.is_dictionary(field.type) and pa.types.is_null(field.type.value_type) and field.name in names:
+                tables[i] = tables[i].set_column(at, field.name, pa.nulls(len(table), names[field.name]))
+    frame: pd.DataFrame = pa.concat_tables(tables, promote_options="permissive").unify_dictionaries().to_pandas()
+    return frame
 
 
 def run_end(cell: Cell) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +25,29 @@ def append(study: Path, row: Row) -> None:
 
 def read_manifest(study: Path) -> list[Row]:
     """The rows of the manifest, a cell's last row in the place of its first; a line cut off by a kill is left out."""
-    rows: dict[str, Row] = {}
-    try:
-        lines = (study / MANIFEST).read_text().splitlines()
-    except FileNotFoundError:
-        return []
+    return list(merged(_lines(study)).values())
+
+
+def merged(lines: Iterable[str], rows: dict[str, Row] | None = None) -> dict[str, Row]:
+    """`rows` (changed in place) with those of `lines`: hash, or name where there is none -> a cell's last row."""
+    rows = {} if rows is None else rows
     for line in lines:
         try:
             row = json.loads(line)
         except json.JSONDecodeError:
             continue
         rows[row["hash"] or row["cell"]] = row
-    return list(rows.values())
+    return rows
+
+
+def find_row(study: Path, config: str) -> Row | None:
+    """The last row whose `config` is that hash: a look through the text, since every job of a sweep looks for its own."""
+    rows = merged(line for line in _lines(study) if config in line)
+    return next((row for row in rows.values() if row.get("config") == config), None)
+
+
+def _lines(study: Path) -> list[str]:
+    try:
+        return (study / MANIFEST).read_text().splitlines()
+    except FileNotFoundError:
+        return []

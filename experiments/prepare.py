@@ -23,16 +23,27 @@ from numpy.typing import NDArray
 import lengthwise
 from lengthwise.predictors.predictions import Predictions
 
-from .cell import is_learned
 from .cellhash import LEARNING, code, digest, files, plugins
 from .learned import make_predictions, predictions_key
+from .nodes import is_learned
 from .paths import PREPARED, remove_stale, temporary
 from .saturation import measure_saturation, saturation_key
 
 log = logging.getLogger(__name__)
 Cfg = Mapping[str, Any]
 Made = tuple[Predictions, NDArray[np.int64], dict[str, Any]]
-SATURATION = ("sched", "engine", "experiments/workloads", "experiments/saturation.py", "experiments/source.py")
+SATURATION = (
+    "sched",
+    "engine",
+    "experiments/workloads",
+    "experiments/saturation.py",
+    "experiments/nodes.py",
+    "experiments/source.py",
+    "experiments/births.py",
+    "experiments/dataset.py",
+    "experiments/reshape.py",
+    "experiments/prefixes.py",
+)
 
 
 class Prepared:
@@ -40,6 +51,7 @@ class Prepared:
 
     def __init__(self, root: Path) -> None:
         self.folder = root / PREPARED
+        self.made: set[Path] = set()  # by this object, not found
 
     def saturation_rate(self, cfg: Cfg) -> float:
         """Requests per second at saturation, see saturation.py."""
@@ -106,6 +118,7 @@ class Prepared:
                     try:
                         (folder / "content").write_text(write(folder))
                         folder.rename(path)
+                        self.made.add(path)
                     finally:
                         shutil.rmtree(folder, ignore_errors=True)
         return path

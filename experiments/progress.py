@@ -7,24 +7,29 @@ import threading
 import time
 from pathlib import Path
 
-from .manifest import read_manifest
+from .manifest import Row, merged
+from .paths import MANIFEST
 
 EVERY = 10.0  # s between plain lines
 
 
 class Progress:
-    """Watches `study`'s manifest from a thread until `stop`. Say `start` once."""
+    """Watches `study`'s manifest from a thread while the block runs. total: of cells; None: those in the manifest."""
 
-    def __init__(self, study: Path) -> None:
-        self._study = study
+    def __init__(self, study: Path, total: int | None = None) -> None:
+        self._manifest = study / MANIFEST
+        self._total = total
+        self._read = 0  # bytes of the manifest that are in _rows
+        self._rows: dict[str, Row] = {}
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True, name="progress")
         self._begin = time.monotonic()
 
-    def start(self) -> None:
+    def __enter__(self) -> Progress:
         self._thread.start()
+        return self
 
-    def stop(self) -> None:
+    def __exit__(self, *error: object) -> None:
         """Show the final state and end the thread."""
         self._done.set()
         self._thread.join(timeout=10)
@@ -69,7 +74,14 @@ class Progress:
                 return
 
     def _count(self) -> tuple[int, int, int, int]:
-        rows = read_manifest(self._study)
-        ended = [row for row in rows if row["status"] != "planned"]
+        """(cells, ended, failed, ended here and not found); reads on from where it was: a manifest only grows in a sweep."""
+        with open(self._manifest, "rb") as file:
+            file.seek(self._read)
+            text = file.read()
+        whole = text[: text.rfind(b"\n") + 1]
+        self._read += len(whole)
+        merged(whole.decode().splitlines(), self._rows)
+        ended = [row for row in self._rows.values() if row["status"] != "planned"]
         failed = sum(row["status"] == "failed" for row in ended)
-        return len(rows), len(ended), failed, sum(not row.get("cached") for row in ended)
+        total = len(self._rows) if self._total is None else self._total
+        return total, len(ended), failed, sum(not row.get("cached") for row in ended)

@@ -230,5 +230,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command on `argv` (default: sys.argv[1:]). Returns 0; leaves by SystemExit on refusal."""
     if argv is not None:
         sys.argv = ["lengthwise", *argv]
-    app()
+    try:
+        app()
+    except SystemExit as end:
+        if end.code == 1:  # Hydra has said why
+            from .hints import hints
+
+            for line in hints(sys.argv[1:], "train"):
+                print(line, file=sys.stderr)
+        raise
     return 0

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from hydra import initialize_config_module
+from hydra.core.global_hydra import GlobalHydra
+from hydra.types import RunMode
 from hydra.utils import get_object
 from omegaconf import OmegaConf
 
+from lengthwise.experiments.cellhash import digest
+from lengthwise.experiments.size import sized
+from lengthwise.experiments.sweep import sweep_cells
+
 CONF = Path(__file__).parents[2] / "conf"
 NODES = sorted(str(path.relative_to(CONF)) for path in CONF.rglob("*.yaml"))
+EXTRAS = {"optuna": "tune"}
 SPECIAL = {"_target_", "_partial_", "_recursive_", "_convert_", "_args_", "defaults"}
 
 
@@ -32,7 +41,10 @@ def read(name):
 
 
 def bind(node):
-    """Raise TypeError unless the target takes these arguments."""
+    """Raise TypeError unless the target takes these arguments. Skips where the target's package is an extra's and not there."""
+    package = node["_target_"].split(".")[0]
+    if package in EXTRAS and importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} is not installed (extra `{EXTRAS[package]}`)")
     target = get_object(node["_target_"])
     assert callable(target), f"{node['_target_']} cannot be called"
     arguments = {key: value for key, value in node.items() if key not in SPECIAL}
@@ -62,6 +74,53 @@ def test_nodes_bear_the_name_of_their_module(name):
     module, stem = target.split(".")[-2], file.removesuffix(".yaml")
     there = (CONF / group / f"{module}.yaml").exists()
     assert there or stem.startswith(f"{module}_"), f"conf/{name} stands for {target}; there is no conf/{group}/{module}.yaml"
+
+
+def composed(*overrides, config="run", mode=RunMode.RUN):
+    with initialize_config_module("lengthwise.conf", version_base="1.3"):
+        return GlobalHydra.instance().hydra.compose_config(config, list(overrides), run_mode=mode)
+
+
+GROUPS = sorted({name.split("/")[0] for name in NODES if "/" in name} - {"hydra", "study"})
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_every_node_of_a_group_composes(group):
+    """Alone in its place in each application that has the group: chosen, and without a broken interpolation."""
+    apps = [name.removesuffix(".yaml") for name in NODES if "/" not in name]
+    having = {app: OmegaConf.to_container(composed(config=app).hydra.runtime.choices) for app in apps}
+    apps = [app for app, choices in having.items() if group in choices]
+    assert apps, f"no application has the group {group}"
+    for name in NODES:
+        if name.startswith(f"{group}/"):
+            node = name.removeprefix(f"{group}/").removesuffix(".yaml")
+            for app in apps:
+                config = composed(f"{group}={node}", config=app)
+                assert config.hydra.runtime.choices[group] == node
+                own = OmegaConf.masked_copy(config, [key for key in config if key != "hydra"])
+                OmegaConf.to_container(own, resolve=True)
+
+
+@pytest.mark.parametrize("name", [name for name in NODES if name.startswith("study/")])
+def test_every_study_composes_and_its_cells_are_valid(name):
+    """Every cell of it, at both sizes: the same schedules and settings, fewer requests and seeds."""
+    stem = name.removeprefix("study/").removesuffix(".yaml")
+    found = {}
+    for size in ("standard", "small"):
+        arguments = [f"study={stem}", f"study.size={size}"]
+        with initialize_config_module("lengthwise.conf", version_base="1.3"):
+            hydra = GlobalHydra.instance().hydra
+            config = hydra.compose_config("run", arguments, run_mode=RunMode.MULTIRUN)
+            assert config.hydra.mode is RunMode.MULTIRUN and config.name == stem
+            params = sized(config, config.hydra.sweeper.params or {}, arguments)
+            overrides = [*(f"{key}={value}" for key, value in params.items()), *arguments]
+            found[size] = [cfg for _, cfg in sweep_cells(config, overrides, hydra.config_loader)]
+            assert config.name == (stem if size == "standard" else f"{stem}-small")
+    shapes = {size: {digest([cfg["choices"], cfg["load"], cfg["rate"]]) for cfg in cells} for size, cells in found.items()}
+    assert shapes["standard"] == shapes["small"]
+    assert len({cfg["seed"] for cfg in found["small"]}) <= 2
+    assert max(cfg["num_requests"] for cfg in found["small"]) <= max(cfg["num_requests"] for cfg in found["standard"])
+    assert sum(cfg["num_requests"] for cfg in found["small"]) <= 60_000  # a minute
 
 
 def test_there_are_nodes():

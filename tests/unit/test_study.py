@@ -4,6 +4,7 @@ import ast
 import errno
 import itertools
 import json
+import logging
 import os
 import sys
 from pathlib import Path
@@ -16,8 +17,10 @@ from hydra.core.plugins import Plugins
 from hydra.types import RunMode
 
 import lengthwise
-from lengthwise.experiments import app, cellhash, job, prepare, study, sweep
+from lengthwise.experiments import app, cellhash, composer, job, launch, prepare, size, study, sweep
+from lengthwise.experiments.manifest import append, find_row, read_manifest
 from lengthwise.experiments.paths import remove_stale, temporary
+from lengthwise.experiments.progress import Progress
 from lengthwise.experiments.run import Run
 
 REFERENCE = Path(lengthwise.__file__).parent / "experiments"
@@ -49,11 +52,14 @@ def run(tmp_path, monkeypatch, capsys):
 
     def call(*args):
         monkeypatch.setattr(sys, "argv", ["lengthwise", *args, f"out={tmp_path / 'runs'}"])
+        handlers = list(logging.root.handlers)
         try:
             app.main()
             code = 0
         except SystemExit as end:
             code = end.code or 0
+        finally:
+            logging.root.handlers[:] = handlers  # Hydra's own write to a stream that the next test closes
         err = capsys.readouterr().err
         return code, f"{code}\n{err}"
 
@@ -66,7 +72,7 @@ def folders(tmp_path, name="adhoc"):
 
 
 def manifest(tmp_path, name="adhoc"):
-    return job.read_manifest(tmp_path / "runs" / name)
+    return read_manifest(tmp_path / "runs" / name)
 
 
 # --- resume -----------------------------------------------------------------------------------------------------------
@@ -142,7 +148,7 @@ def cells_of(*overrides):
 
 def plain(*overrides):
     config, _ = compose(*overrides, mode=RunMode.RUN)
-    return sweep.plain(config, config.hydra.runtime.choices)
+    return composer.plain(config, config.hydra.runtime.choices)
 
 
 CHANGES = (
@@ -238,8 +244,42 @@ def test_cells_known_beforehand_are_those_the_jobs_compose(quickstart):
     for setting, load, pair, seed in chosen:
         job = [f"setting={setting}", f"load={load}", f"policy={pair[0]}", f"predictor={pair[1]}", f"seed={seed}"]
         composed = loader.load_sweep_config(config, [*job, "study=quickstart"])
-        cfg = sweep.plain(composed, composed.hydra.runtime.choices)
+        cfg = composer.plain(composed, composed.hydra.runtime.choices)
         assert cellhash.digest(cellhash.identity(cfg)) in cells
+
+
+def test_a_plain_copy_is_what_hydra_composes(tmp_path):
+    """Values set on the plain copy, on one with interpolations, and by Hydra: the same config, nested keys and all."""
+    (tmp_path / "policy").mkdir()
+    (tmp_path / "policy/linked.yaml").write_text("_target_: lengthwise.sched.policies.fcfs.FCFS\ncopy: ${load}\n")
+    with initialize_config_module("lengthwise.conf", version_base="1.3"):
+        hydra = GlobalHydra.instance().hydra
+        for policy in ("aging_srpt", "linked"):
+            overrides = [f"hydra.searchpath=['file://{tmp_path}']", f"policy={policy}", "predictor=oracle"]
+            config = hydra.compose_config("run", overrides, run_mode=RunMode.MULTIRUN)
+            compose_job = composer.Composer(config, hydra.config_loader)
+            more = ["policy.alpha=3.5"] if policy == "aging_srpt" else []
+            for job in (["load=0.5", "seed=3"], ["load=0.7", "kv.watermark=1e-2", "slo.ttft=3", "name=x"], ["seed=4", *more]):
+                job = [*overrides[1:], *job]
+                composed = hydra.config_loader.load_sweep_config(config, job)
+                assert compose_job(job) == composer.plain(composed, composed.hydra.runtime.choices)
+            (whole,) = (whole for _, _, whole in compose_job._composed.values())
+            assert (whole is None) == (policy == "linked")
+    assert compose_job(["policy=linked", "predictor=oracle", "load=0.9"])["policy"]["copy"] == 0.9
+
+
+def test_a_thousand_cells_are_composed_once(monkeypatch):
+    config, loader = compose("rate=20")
+    composed, whole = [], type(loader).load_sweep_config
+
+    def counted(self, *args):
+        composed.append(args)
+        return whole(self, *args)
+
+    monkeypatch.setattr(type(loader), "load_sweep_config", counted)
+    cells = sweep.sweep_cells(config, ["rate=20", "policy=fcfs,priority", "seed=range(0,500)"], loader)
+    assert len(cells) == 1000 and len(composed) == 2
+    assert len({cellhash.digest(cfg) for _, cfg in cells}) == 1000
 
 
 def test_x4_numbers_stay_numbers(run, tmp_path):
@@ -288,6 +328,10 @@ REFUSED = [
     (["-m", "seed=0,1", "exclude=[{policy: fcfs}]"], ["no cell"]),
     (["-m", "seed=0,1", "exclude=fcfs"], ["exclude='fcfs'"]),
     (["study=quickstar"], ["Did you mean 'quickstart'"]),
+    (["-m", "seed=0,1", "study.size=smal"], ["study.size='smal'", "standard, small"]),
+    (["study.size=small"], ["study.size=small", "num_requests"]),
+    (["-m", "study.siz=small", "seed=0,1"], ["Did you mean 'study.size'"]),
+    (["-m", "repeat=3"], ["repeats are seeds", "seed=0,1,2"]),
 ]  # fmt: skip
 
 
@@ -314,6 +358,80 @@ def test_code_edited_while_a_study_runs_does_not_lose_its_cells(run, tmp_path, m
     monkeypatch.setattr(cellhash, "code", lambda parts: f"edit {next(codes)}")
     assert run("-m", "seed=0,1")[0] == 0
     assert [row["status"] for row in manifest(tmp_path)] == ["ok", "ok"]
+
+
+def test_a_small_study_has_fewer_requests_two_seeds_and_another_name():
+    config, _ = compose("study.size=small")
+    params = {"num_requests": "300,4000", "seed": "range(3,9)", "policy": "fcfs,srpt"}
+    assert size.sized(config, params, ["policy=fcfs"]) == {
+        "num_requests": "100,400", "seed": "3,4", "policy": "fcfs,srpt", "name": "adhoc-small"
+    }  # fmt: skip
+    assert config.name == "adhoc-small"
+    config, _ = compose("study.size=small", "num_requests=70", "name=mine", "seed=0,1,2")
+    assert size.sized(config, params, ["num_requests=70", "name=mine", "seed=0,1,2"]) == params  # what is said is left alone
+    config, _ = compose("study.size=small", "num_requests=60")
+    assert size.sized(config, {}, []) == {"num_requests": "60", "name": "adhoc-small"}  # never more than the study's
+    config, _ = compose()
+    assert size.sized(config, params, []) == params and config.name == "adhoc"
+
+
+def test_study_size_is_said_beside_the_study(run, tmp_path, made_up):
+    """`study` is a group and `study.size` a key: both on one line."""
+    code, text = run("-m", "study=smoke", "study.size=small")
+    assert code == 0, text
+    assert [cfg["num_requests"] for cfg in made_up.calls] == [100] * 4
+    assert len(folders(tmp_path, "smoke-small")) == 4 and not (tmp_path / "runs/smoke").exists()
+    assert run("-m", "study=smoke", "num_requests=100", "name=other")[0] == 0
+    a, b = ({row["hash"] for row in manifest(tmp_path, name)} for name in ("smoke-small", "other"))
+    assert a == b  # a size makes no cell another
+
+
+def test_a_launcher_whose_plug_in_is_absent_names_the_extra(run, tmp_path, monkeypatch):
+    from hydra.core.config_store import ConfigStore
+
+    from hydra_plugins import lengthwise_ray
+
+    Plugins.instance()  # else a later scan would store them again
+    for name in ("submitit_local.yaml", "submitit_slurm.yaml"):
+        monkeypatch.delitem(ConfigStore.instance().repo["hydra"]["launcher"], name, raising=False)
+    monkeypatch.setattr(lengthwise_ray, "find_spec", lambda name: None)
+    study = tmp_path / "conf/study/own.yaml"
+    study.parent.mkdir(parents=True)
+    study.write_text("# @package _global_\ndefaults:\n  - override /hydra/launcher: submitit_slurm\nhydra: {mode: MULTIRUN}\n")
+    for args, extra in (
+        (["-m", "hydra/launcher=submitit_local", "seed=0,1"], "hpc"),
+        (["--config-dir", str(tmp_path / "conf"), "study=own"], "hpc"),
+        (["-m", "hydra/launcher=ray_local", "seed=0,1"], "cluster"),
+    ):
+        code, text = run(*args)
+        assert code != 0 and f"pip install 'lengthwise[{extra}]'" in text and "Traceback" not in text, text
+    assert not folders(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["submitit_slurm", "ray_local", "ray_cluster", "joblib"])
+def test_launchers_are_composed_and_built(name):
+    pytest.importorskip({"submitit_slurm": "submitit", "joblib": "joblib"}.get(name, "ray"))
+    config, _ = compose(f"hydra/launcher={name}", "seed=0,1")
+    built = Plugins.instance()._instantiate(config.hydra.launcher)
+    assert callable(built.launch)
+    if name == "ray_cluster":  # the plug-in sets a number where there is none, and Ray refuses it
+        assert built.ray_cfg.init.setdefault("object_store_memory", 1) is None
+
+
+def test_a_launcher_gets_some_jobs_at_a_time(run, tmp_path, made_up, monkeypatch):
+    Plugins.instance()
+    launcher = sys.modules["hydra._internal.core_plugins.basic_launcher"].BasicLauncher
+    whole, parts = launcher.launch, []
+
+    def counted(self, jobs, initial_job_idx):
+        parts.append((initial_job_idx, len(jobs)))
+        return whole(self, jobs, initial_job_idx)
+
+    monkeypatch.setattr(launcher, "launch", counted)
+    assert run("-m", "seed=0,1,2,3,4", "hydra.sweeper.at_once=2")[0] == 0
+    assert parts == [(0, 2), (2, 2), (4, 1)] and [cfg["seed"] for cfg in made_up.calls] == [0, 1, 2, 3, 4]
+    local = type("LocalLauncher", (), {})()
+    assert launch._at_once(local) == os.cpu_count() and launch._at_once(object()) == launch.AT_ONCE
 
 
 # --- failures ---------------------------------------------------------------------------------------------------------
@@ -362,13 +480,14 @@ def test_x9_a_full_disk_names_path_and_free_space(run, tmp_path, made_up, monkey
     assert not folders(tmp_path) and not list((tmp_path / "runs/adhoc").glob(".tmp-*"))
 
 
-def test_a_sweep_that_cannot_be_prepared_runs_no_cell(run, tmp_path, made_up, monkeypatch):
+@pytest.mark.parametrize("kind", [ValueError, FileNotFoundError])
+def test_a_sweep_that_cannot_be_prepared_runs_no_cell(kind, run, tmp_path, made_up, monkeypatch):
     def broken(cfg):
-        raise ValueError("lengths are missing")
+        raise kind("lengths are missing")
 
     monkeypatch.setattr(prepare, "measure_saturation", broken)
     code, text = run("-m", "seed=0,1")
-    assert code != 0 and "prepare 1/1: saturation" in text and "lengths are missing" in text
+    assert code != 0 and "prepare 1/1: saturation" in text and "lengths are missing" in text and "cannot write" not in text
     assert not made_up.calls
 
 
@@ -459,9 +578,28 @@ def test_predictions_survive_the_file(tmp_path, monkeypatch):
 
 def test_manifest_skips_a_line_cut_off_and_keeps_the_last_row(tmp_path):
     for status in ("planned", "ok"):
-        job.append(tmp_path, {"cell": "a", "hash": "1", "status": status})
-    job.append(tmp_path, {"cell": "b", "hash": "2", "status": "planned"})
+        append(tmp_path, {"cell": "a", "hash": "1", "status": status})
+    append(tmp_path, {"cell": "b", "hash": "2", "status": "planned"})
     with open(tmp_path / "cells.jsonl", "a") as file:
         file.write('{"cell": "c", "ha')
-    assert [(row["cell"], row["status"]) for row in job.read_manifest(tmp_path)] == [("a", "ok"), ("b", "planned")]
+    assert [(row["cell"], row["status"]) for row in read_manifest(tmp_path)] == [("a", "ok"), ("b", "planned")]
     assert json.loads((tmp_path / "cells.jsonl").read_text().splitlines()[0])["status"] == "planned"
+
+
+def test_a_job_finds_its_row_and_progress_counts_on(tmp_path, capsys):
+    for i in range(3):
+        append(tmp_path, {"cell": f"c{i}", "hash": str(i), "config": f"k{i}", "status": "planned"})
+    watched = Progress(tmp_path)
+    assert watched._count() == (3, 0, 0, 0)
+    append(tmp_path, {"cell": "c1", "hash": "1", "config": "k1", "status": "failed"})
+    append(tmp_path, {"cell": "c2", "hash": "2", "config": "k2", "status": "ok", "cached": True})
+    with open(tmp_path / "cells.jsonl", "a") as file:
+        file.write('{"cell": "c0", "hash"')
+    assert watched._count() == (3, 2, 1, 1) and Progress(tmp_path, total=9)._count() == (9, 2, 1, 1)
+    assert find_row(tmp_path, "k1")["status"] == "failed" and find_row(tmp_path, "k9") is None
+    with open(tmp_path / "cells.jsonl", "a") as file:
+        file.write(': "0", "config": "k0", "status": "ok"}\n')
+    assert watched._count() == (3, 3, 1, 2)
+    with Progress(tmp_path):
+        pass
+    assert "3/3 cells" in capsys.readouterr().err and not sys.stderr.isatty()

@@ -6,6 +6,7 @@ import errno
 import json
 import logging
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -15,10 +16,12 @@ import pandas as pd
 import pytest
 import wandb
 
-from lengthwise.experiments import app, job
+from lengthwise.experiments import app
 from lengthwise.experiments.figures import latency_vs_load, quickstart, style
 from lengthwise.experiments.figures.contract import canned_study, check_figure
-from lengthwise.experiments.load_runs import load_runs
+from lengthwise.experiments.figures.sources.points import load_points
+from lengthwise.experiments.load_runs import load_runs, read_cells
+from lengthwise.experiments.manifest import read_manifest
 from lengthwise.experiments.report import finish
 from lengthwise.experiments.run import Run
 from lengthwise.experiments.simulate import simulate
@@ -49,7 +52,7 @@ def run(tmp_path, monkeypatch, capsys):
 
 def cells(tmp_path, name="adhoc"):
     study = tmp_path / "runs" / name
-    return {row["cell"]: Run.load(study / row["folder"]) for row in job.read_manifest(study) if row["status"] == "ok"}
+    return {row["cell"]: Run.load(study / row["folder"]) for row in read_manifest(study) if row["status"] == "ok"}
 
 
 # --- X3, X5: seeds ------------------------------------------------------------------------------------------------------
@@ -103,7 +106,7 @@ def test_x5_repeats_are_seeds_and_the_same_for_every_policy(run, tmp_path):
         assert all(frame.equals(frames[0]) for frame in frames)
     assert len({frames[0]["arrival"].iloc[-1] for frames in drawn.values()}) == 3
     code, text = run("-m", "repeat=3", *QUICK)  # seeds are the repeats; another word for them is refused
-    assert code != 0 and "repeat" in text and len(job.read_manifest(tmp_path / "runs/adhoc")) == 9
+    assert code != 0 and "repeats are seeds" in text and len(read_manifest(tmp_path / "runs/adhoc")) == 9
 
 
 # --- X4, X6: configs ----------------------------------------------------------------------------------------------------
@@ -118,6 +121,20 @@ def test_x4_numbers_of_a_sweep_arrive_as_numbers_and_are_stored(run, tmp_path):
     assert code != 0 and "name=1e+234" in text and "Traceback" not in text
     code, text = run("-m", "kv.watermark=0.01,1e-2", *QUICK)
     assert code != 0 and "comes twice" in text
+
+
+def test_x6_the_default_cell_runs_here_without_a_network(run, tmp_path, monkeypatch):
+    """No cluster, no host, no key: nothing connects, and no folder is changed."""
+
+    def refused(self, address):
+        raise AssertionError(f"connects to {address}")
+
+    monkeypatch.setattr(socket.socket, "connect", refused)
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **kwargs: refused(None, args))
+    here = os.getcwd()
+    code, text = run("num_requests=60", "workload.num_rows=200")
+    assert code == 0, text
+    assert os.getcwd() == here and len(list((tmp_path / "runs/adhoc").glob("*/summary.json"))) == 1
 
 
 def test_x6_two_cells_that_differ_in_a_key_outside_the_name_have_two_folders(run, tmp_path):
@@ -200,7 +217,7 @@ def test_x9_a_logger_that_raises_at_its_fifth_step_is_counted_and_stops_nothing(
     out = capsys.readouterr().out
     assert "7 runs mirrored" in out and "1 FAILED (nothing else is affected)" in out and "planted at step 5" in out
     assert json.loads((folder / "study.json").read_text())["num_complete"] == 8 and (folder / "quickstart.pdf").exists()
-    assert mirror(folder, rows) == {"mirrored": 1, "skipped": 7, "failed": 0, "error": None}
+    assert mirror(folder, rows) == {"mirrored": 1, "skipped": 7, "failed": 0, "predictors": 0, "error": None}
 
 
 def test_x9_a_disk_that_is_full_while_preparing_leaves_nothing_half_made(run, tmp_path, monkeypatch):
@@ -237,7 +254,8 @@ def test_n4_two_of_three_seeds_are_shown_as_two_and_the_failed_one_is_listed(tmp
     _, ax = style.page(quickstart.size(runs))
     quickstart.draw(runs, ax)
     assert sum(text.endswith(" n=2") for text in texts(ax)) == 1 and "8 of 9 cells" in style.footer(runs, "x")
-    lines = check_figure(lambda r, a: latency_vs_load.draw(r, a, statistic="p50"), runs).set_index("predictor")
+    points = load_points(read_cells(folder))
+    lines = check_figure(lambda p, a: latency_vs_load.draw(p, a, statistic="p50"), points).set_index("predictor")
     assert lines.loc["gbdt", "num_seeds"] == 2 and lines.loc["gbdt", "low"] < lines.loc["gbdt", "value"]
     finish(folder, rows, {"name": "x", "wandb": "off"})
     assert "2 of 3 seeds (seed 1: failed)" in " ".join(capsys.readouterr().out.split())
@@ -252,7 +270,7 @@ def test_n2_a_gap_in_a_line_is_a_gap(tmp_path):
     gone = next(r for r in rows if r["fields"]["policy"] == "srpt" and r["fields"]["load"] == 0.95)
     (folder / gone["folder"] / "summary.json").unlink()
     runs = load_runs(folder)
-    drawn = check_figure(lambda r, a: latency_vs_load.draw(r, a, statistic="p50"), runs)
+    drawn = check_figure(lambda p, a: latency_vs_load.draw(p, a, statistic="p50"), load_points(read_cells(folder)))
     values = drawn[drawn["policy"] == "srpt"].set_index("load")["value"]
     assert np.isnan(values[0.95]) and values.drop(0.95).gt(0).all() and "5 of 6 cells" in style.footer(runs, "x")
 
@@ -260,9 +278,9 @@ def test_n2_a_gap_in_a_line_is_a_gap(tmp_path):
 def test_n2_a_page_without_a_value_says_why(tmp_path):
     """A P99 of 30 requests is not shown: the figure is blank, and tells so."""
     canned_study(tmp_path, num_requests=30, loads=(0.5,), seeds=(0,), settings=(("gamma", "seqs64"),))
-    runs = load_runs(tmp_path).assign(ttft_p99=np.nan)
-    _, ax = style.page(latency_vs_load.size(runs))
-    assert latency_vs_load.draw(runs, ax)["value"].isna().all()
+    points = load_points(read_cells(tmp_path))
+    _, ax = style.page(latency_vs_load.size(points))
+    assert latency_vs_load.draw(points, ax)["value"].isna().all()
     assert [text for text in texts(ax) if "enough requests" in text] == ["no ttft_p99: no complete cell has enough requests"]
 
 

@@ -1,0 +1,118 @@
+"""Composer: the config of a sweep's job, without composing it anew.
+
+Jobs that differ only in plain values share one composition. Where the shared config says everything itself (no interpolation),
+a value is set on a plain copy; else on a copy that resolves them, as Hydra does.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+Cfg = dict[str, Any]
+
+
+def plain(config: DictConfig, choices: Mapping[str, Any]) -> Cfg:
+    """The resolved config as a plain dict without Hydra's own node; `choices` says which node each group has.
+
+    Raises omegaconf errors on missing values and broken interpolations.
+    """
+    own = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"]) if "hydra" in config else config
+    cfg = OmegaConf.to_container(own, resolve=True, throw_on_missing=True)
+    assert isinstance(cfg, dict)
+    return _dressed(cfg, choices)
+
+
+def _dressed(cfg: dict[Any, Any], choices: Mapping[str, Any]) -> Cfg:
+    for key in ("load", "rate"):  # one number, one hash: load=1 is load=1.0
+        if isinstance(cfg.get(key), int) and not isinstance(cfg[key], bool):
+            cfg[key] = float(cfg[key])
+    cfg.setdefault("predictor", None)  # predictor=none is an empty node
+    kept = {group: name for group, name in choices.items() if "hydra/" not in group and group not in ("study", "figure")}
+    for group in ("population", "reshape"):  # where nothing is chosen nothing is said
+        if kept.get(group) in (None, "none"):
+            kept.pop(group, None)
+            cfg.pop(group, None)
+    cfg["choices"] = {k: v for k, v in sorted(kept.items()) if v is not None or k == "predictor"}
+    return {str(key): value for key, value in cfg.items()}
+
+
+class Composer:
+    """Job overrides -> plain config. Composes once per set of group choices; plain values are set on a copy, as Hydra does."""
+
+    def __init__(self, config: DictConfig, loader: ConfigLoader) -> None:
+        self._config = config
+        self._loader = loader
+        self._parsed: dict[str, tuple[Override, bool]] = {}
+        self._is_group: dict[str, bool] = {}
+        self._composed: dict[tuple[str, ...], tuple[DictConfig, dict[str, Any], Cfg | None]] = {}
+
+    def __call__(self, job: Sequence[str]) -> Cfg:
+        parsed = [self._parse(text) for text in job]
+        rest = tuple(text for text, (_, is_value) in zip(job, parsed, strict=True) if not is_value)
+        if rest not in self._composed:
+            self._composed[rest] = self._compose(rest)
+        base, choices, whole = self._composed[rest]
+        values = [override for override, is_value in parsed if is_value]
+        if whole is not None and all(_is_set(whole, override) for override in values):
+            cfg = copy.deepcopy(whole)
+            for override in values:
+                *parents, key = override.key_or_group.split(".")
+                node = cfg
+                for parent in parents:
+                    node = node[parent]
+                node[key] = override.value()
+            return _dressed(cfg, choices)
+        config = base.copy()
+        for override in values:
+            OmegaConf.update(config, override.key_or_group, override.value(), merge=True)
+        return plain(config, choices)
+
+    def _compose(self, rest: tuple[str, ...]) -> tuple[DictConfig, dict[str, Any], Cfg | None]:
+        """(config, choices, the config as plain values; None where it has interpolations or missing values)."""
+        composed = self._loader.load_sweep_config(self._config, list(rest))
+        choices = OmegaConf.to_container(composed.hydra.runtime.choices)
+        assert isinstance(choices, dict)
+        with open_dict(composed):
+            del composed["hydra"]
+        whole = OmegaConf.to_container(composed, resolve=False)
+        assert isinstance(whole, dict)
+        named = {str(key): value for key, value in whole.items()}
+        return composed, {str(key): value for key, value in choices.items()}, named if _speaks_for_itself(named) else None
+
+    def _parse(self, text: str) -> tuple[Override, bool]:
+        """The override, and whether it sets a plain value of a key (and so composes the same config otherwise)."""
+        if text not in self._parsed:
+            (override,) = OverridesParser.create(config_loader=self._loader).parse_overrides([text])
+            key = override.key_or_group
+            if key not in self._is_group:  # Hydra looks through every source for it
+                self._is_group[key] = bool(self._loader.get_group_options(key))
+            changes = not (override.is_add() or override.is_force_add() or override.is_delete() or override.package)
+            number = isinstance(override.value(), (int, float, str, bool))
+            self._parsed[text] = override, changes and number and not self._is_group[key]
+        return self._parsed[text]
+
+
+def _is_set(cfg: Cfg, override: Override) -> bool:
+    """Whether `override` gives a plain value to a key of `cfg` that holds one."""
+    node: Any = cfg
+    for part in override.key_or_group.split("."):
+        if not isinstance(node, dict) or part not in node:
+            return False
+        node = node[part]
+    value = override.value()
+    return not isinstance(node, (dict, list)) and isinstance(value, (int, float, bool, str)) and _speaks_for_itself(value)
+
+
+def _speaks_for_itself(node: Any) -> bool:
+    if isinstance(node, str):
+        return "${" not in node and node != "???"
+    if isinstance(node, Mapping):
+        return all(_speaks_for_itself(value) for value in node.values())
+    return all(_speaks_for_itself(value) for value in node) if isinstance(node, list) else True
