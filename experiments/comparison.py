@@ -19,7 +19,7 @@ from .load_runs import OK, Cell, load_runs, marks, num_requests, read_requests, 
 from .statistics import gap_closed, quantile
 from .statistics import paired as paired_over_seeds
 
-SETTING = ("setting", "workload", "arrivals", "limits", "hardware", "system")
+SETTING = ("setting", "workload", "arrivals", "population", "reshape", "limits", "hardware", "system", "slo")
 SCHEDULE = ("policy", "predictor")
 VARIANT = ("batching", "kv", "preemption")  # part of a schedule's name where they tell two apart
 SERIES = ("e2e", "ttft", "tpot", "normalised_latency")
@@ -34,20 +34,22 @@ Scores = dict[int, float]
 
 
 def paired(runs: pd.DataFrame) -> pd.DataFrame:
-    """One row per setting x load x schedule, in the order of `runs` (as `load_runs` returns them). Pure.
+    """One row per setting x load x schedule, in the order of `runs` (as `load_runs` returns them); cells that have no load are
+    told apart by their rate. Pure.
 
     Columns: SETTING fields, setting_name, load, rate (1/s), policy, predictor, variant, is_oracle, num_seeds, num_cells, absent
     ("seed: status"); of mean E2E over common seeds: difference to FCFS (s), ratio to FCFS, each with _low and _high (95 %) and
     difference_seeds; gap_closed, gap_closed_low, gap_closed_high, gap_note (why there is no number).
     """
     keys = (*SETTING, "load", *SCHEDULE, *VARIANT)
-    runs = runs.reindex(columns=list(dict.fromkeys((*runs.columns, *keys, SCORE))))
+    runs = runs.reindex(columns=list(dict.fromkeys((*runs.columns, *keys, "rate", SCORE))))
+    runs_at = rates_apart(runs)
     columns = [[None if _nothing(value) else value for value in runs[key]] for key in keys]
     identity = list(zip(*columns, strict=True))
     names = _setting_names([key[: len(SETTING)] for key in identity])
     points: dict[Key, dict[Key, list[int]]] = {}
-    for i, key in enumerate(identity):
-        point, schedule = key[: len(SETTING) + 1], key[len(SETTING) + 1 :]
+    for i, (key, at) in enumerate(zip(identity, runs_at, strict=True)):
+        point, schedule = (*key[: len(SETTING) + 1], None if math.isnan(at) else at), key[len(SETTING) + 1 :]
         points.setdefault(point, {}).setdefault(schedule, []).append(i)
     rows = []
     for point, schedules in points.items():
@@ -57,9 +59,9 @@ def paired(runs: pd.DataFrame) -> pd.DataFrame:
             absent = group[group["status"] != OK]
             rows.append(
                 {
-                    **dict(zip((*SETTING, "load"), point, strict=True)),
-                    "setting_name": names[point[:-1]],
-                    "rate": done["rate"].mean(),
+                    **dict(zip((*SETTING, "load"), point[:-1], strict=True)),
+                    "setting_name": names[point[:-2]],
+                    "rate": done["rate"].mean() if point[-1] is None else point[-1],
                     **dict(zip(SCHEDULE, schedule, strict=False)),
                     "variant": _variant(schedule, list(groups)),
                     "is_oracle": _is_oracle(group),
@@ -73,6 +75,18 @@ def paired(runs: pd.DataFrame) -> pd.DataFrame:
     table = pd.DataFrame(rows)
     numbers = [f"{name}{end}" for name in ("difference", "ratio", "gap_closed") for end in ("", "_low", "_high")]
     return table.astype(dict.fromkeys(numbers, np.float64))
+
+
+def rates_apart(frame: pd.DataFrame) -> pd.Series:
+    """The rate (1/s) that tells a row's point apart: NaN where it has a load. A cell without a result does not know the rate
+    of arrivals that keep their own times; it is that of its setting, when there is one."""
+    at = frame["rate"].where(frame["load"].isna()).astype(np.float64)
+    unknown = at.isna() & frame["load"].isna()
+    if unknown.any() and not unknown.all():
+        setting = with_setting_names(frame)["setting_name"]
+        known = at.groupby(setting.to_numpy()).agg(lambda rates: rates.dropna().iloc[0] if rates.nunique() == 1 else math.nan)
+        at = at.where(~unknown, setting.map(known))
+    return at
 
 
 def with_setting_names(frame: pd.DataFrame) -> pd.DataFrame:

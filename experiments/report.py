@@ -53,7 +53,7 @@ def finish(study_folder: Path, cells: Sequence[Mapping[str, Any]], cfg: Mapping[
     show([[("", "")], *([(text, "")] for text in wrap(f"written to {study_folder}: {', '.join(written)}"))])
     if mode != "off":
         told = mirror(study_folder, found, mode=mode)
-        show([[(text, "red" if told["failed"] else "dim")] for text in wrap(_mirrored(told, mode))])
+        show([[(text, "red" if told["error"] else "dim")] for text in wrap(_mirrored(told, mode))])
 
 
 def heading(name: str, cells: Sequence[Cell], table: pd.DataFrame) -> list[Line]:
@@ -81,8 +81,10 @@ def waiting(table: pd.DataFrame) -> list[str]:
     parts = []
     fcfs = table[(table["policy"] == "fcfs") & table["wait_share"].notna()]
     for setting, rows in fcfs.groupby("setting_name", sort=False):
-        loads = ["" if load is None else f"load {load:g} " for load in rows["load"]]
-        shares = [f"{load}{100 * share:.1f}%" for load, share in zip(loads, rows["wait_share"], strict=True)]
+        shares = [
+            f"{_point(load, rate) if len(rows) > 1 or not _nothing(load) else ''}{100 * share:.1f}%"
+            for load, rate, share in zip(rows["load"], rows["rate"], rows["wait_share"], strict=True)
+        ]
         parts.append(f"{setting}: {', '.join(shares)}")
     return wrap(f"waiting, as a share of E2E under FCFS: {'; '.join(parts)}") if parts else []
 
@@ -156,12 +158,26 @@ def show(lines: Sequence[Line]) -> None:
         console.print(Text.assemble(*line), no_wrap=True, overflow="ignore", crop=False)
 
 
+def _point(load: Any, rate: Any) -> str:
+    if not _nothing(load):
+        return f"load {load:g} "
+    return "" if _nothing(rate) else f"{rate:.4g} requests/s "
+
+
+def _nothing(value: Any) -> bool:
+    return value is None or value != value
+
+
 def _short(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else json.dumps(value) if isinstance(value, (list, dict)) else str(value)
 
 
 def _mirrored(told: Mapping[str, Any], mode: str) -> str:
     text = f"W&B ({mode}): {told['mirrored']} runs mirrored, {told['skipped']} were there"
+    if told["predictors"]:
+        text += f", {told['predictors']} predictors logged"
+    if told["error"] and not told["failed"]:
+        text += f"; NOT all (nothing else is affected): {told['error']}"
     if told["failed"]:
         text += f", {told['failed']} FAILED (nothing else is affected): {told['error']}"
     return text

@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from .comparison import SERIES, mark_kind, merge_marks
+from .comparison import SERIES, mark_kind, merge_marks, rates_apart
 
 Line = list[tuple[str, str]]  # (text, rich style)
 Row = list[list[str]]  # groups of cells
@@ -129,8 +129,9 @@ def percent(value: float) -> str:
 
 
 def _blocks(frame: pd.DataFrame) -> Iterator[tuple[str, list[tuple[Any, str]], list[str], list[str]]]:
-    """(title, [(row, footnote mark)], styles, notes) of each setting x load."""
-    for (setting, load), block in frame.groupby(["setting_name", "load"], sort=False, dropna=False):
+    """(title, [(row, footnote mark)], styles, notes) of each setting x load, or rate where there is no load."""
+    keys = [frame["setting_name"], frame["load"], rates_apart(frame)]
+    for (setting, load, _), block in frame.groupby(keys, sort=False, dropna=False):
         split = [[mark for mark in marks.split("; ") if mark] for marks in block["marks"]]
         shared = set.intersection(*({mark_kind(mark) for mark in marks} for marks in split))
         common = merge_marks(mark for marks in split for mark in marks if mark_kind(mark) in shared)

@@ -22,6 +22,22 @@ SCHEDULES = (
     *(("sjf", predictor) for predictor in ("constant", "prompt_length", "gbdt", "oracle")),
     *(("srpt", predictor) for predictor in ("constant", "prompt_length", "gbdt", "oracle")),
 )
+CONFIG = """\
+policy: {_target_: x}
+kv: {block_size: 16}
+limits: {token_budget: 2048}
+hardware:
+  _target_: lengthwise.engine.simulated.hardware.Hardware
+  name: invented
+  model: none
+  memory: 1.0e+9
+  weights: 0
+  activations: 0
+  kv_bytes_per_token: 1
+  cost: {_target_: lengthwise.engine.simulated.affine.Affine, base: 0.01, per_row: 0, per_context: 0, per_prefill: 0}
+  provenance: {validated: made-up numbers}
+"""
+NUM_BLOCKS, NUM_STEPS = 1000, 40
 SKILL = {"none": 0.0, "constant": 0.0, "prompt_length": 0.15, "gbdt": 0.6, "oracle": 1.0}
 
 
@@ -53,6 +69,33 @@ def canned_study(
                     _write_cell(folder / name, fields, code, gain, num_requests)
     (folder / MANIFEST).write_text("".join(json.dumps(row) + "\n" for row in rows))
     return rows
+
+
+def canned_capacity(folder: Path) -> None:
+    """Write invented capacities under `folder`: three schedules of one setting and two SLO classes, one of them without an
+    upper end, one where no rate held, one not searched."""
+    for k, (policy, predictor, slo, kind) in enumerate(
+        (
+            ("fcfs", "none", "chat", "between"), ("srpt", "gbdt", "chat", "between"), ("srpt", "oracle", "chat", "at_least"),
+            ("fcfs", "none", "code", "none"), ("srpt", "oracle", "code", "between"),
+        )
+    ):  # fmt: skip
+        rate = 0.0 if kind == "none" else 10.0 + k
+        cell: dict[str, Any] = {
+            "system": "vllm_like",
+            "policy": policy,
+            "predictor": predictor,
+            "workload": "sharegpt",
+            "arrivals": "poisson",
+        }
+        cell |= {"hardware": "invented", "limits": "seqs64", "slo": slo, "num_requests": 60, "preemption": "pause"}
+        answer = {
+            "rate": rate, "lo": rate, "hi": None if kind == "at_least" else rate + 0.5, "kind": kind, "tolerance": 0.05,
+            "target": 0.9, "gpus": 1, "seeds": [0, 1], "probes": [{"rate": rate, "attainment": 0.93}], "cell": cell,
+            "cost": {}, "fleet": None, "marks": [], "provenance": {"search_hash": f"{k:012x}", "marks": []},
+        }  # fmt: skip
+        (folder / f"capacity-{k}").mkdir(parents=True, exist_ok=True)
+        (folder / f"capacity-{k}" / "capacity.json").write_text(json.dumps(answer, indent=1))
 
 
 def check_figure(draw: Callable[..., pd.DataFrame], frame: pd.DataFrame) -> pd.DataFrame:
@@ -117,10 +160,26 @@ def _write_cell(folder: Path, fields: dict[str, Any], code: str, gain: float, n:
         "provenance": {
             "config_hash": code, "seed": fields["seed"], "marks": ["overload"] if fields["load"] >= 1 else [],
             "hardware": {"name": "invented", "form": "none", "held_out_error": None, "validated": "made-up numbers"},
+            "kv_pool_tokens": 16 * NUM_BLOCKS,
         },
     }  # fmt: skip
     folder.mkdir(parents=True, exist_ok=True)
     requests.to_parquet(folder / "requests.parquet", index=False)
+    _steps(arrival, first_scheduled, finish).to_parquet(folder / "steps.parquet", index=False)
     (folder / "summary.json").write_text(json.dumps(summary, indent=1))
     (folder / ".hydra").mkdir(exist_ok=True)
-    (folder / ".hydra" / "config.yaml").write_text("policy: {_target_: x}\n")
+    (folder / ".hydra" / "config.yaml").write_text(CONFIG)
+
+
+def _steps(arrival: np.ndarray, first_scheduled: np.ndarray, finish: np.ndarray) -> pd.DataFrame:
+    """NUM_STEPS plans back to back, with who waits and who runs at the end of each."""
+    ends = np.linspace(0.0, finish.max(), NUM_STEPS + 1)[1:]
+    arrived, started, ended = (
+        np.searchsorted(np.sort(times), ends, side="right") for times in (arrival, first_scheduled, finish)
+    )
+    return pd.DataFrame(
+        {
+            "start": np.concatenate(([0.0], ends[:-1])), "end": ends, "num_steps": 1, "num_waiting": arrived - started,
+            "num_running": started - ended, "kv_free_blocks": NUM_BLOCKS - 10 * (started - ended),
+        }
+    )  # fmt: skip

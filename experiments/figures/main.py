@@ -42,10 +42,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _hydra_main(cfg: DictConfig) -> None:
     name = HydraConfig.get().runtime.choices["figure"]
     source = Path(cfg.runs).expanduser()
+    cells: list[Cell] = []
     try:
-        cells = read_cells(source)
+        draw = instantiate(cfg.figure)
         out = Path(cfg.out).expanduser() if cfg.out else source / str(name)
-        files = draw_figure(instantiate(cfg.figure), cells, out)
+        if hasattr(_module(draw), "read"):
+            files = draw_folder(draw, source, out)
+        else:
+            cells = read_cells(source)
+            files = draw_figure(draw, cells, out)
     except ValueError as error:
         raise SystemExit(f"lengthwise figure: {error}") from error
     print("\n".join(str(file) for file in files))
@@ -60,18 +65,55 @@ def _hydra_main(cfg: DictConfig) -> None:
 def draw_figure(draw: Draw, cells: list[Cell], path: Path) -> list[Path]:
     """Draw `cells` with `draw` and write path.pdf, path.png and path.csv, which are returned.
 
-    The module of `draw` may say SOURCE = "requests" (else one row per cell) and `size(frame)` in inches. Raises ValueError when
-    there is nothing to draw.
+    The module of `draw` may hold SOURCE (see `frame_of`) and `size(frame)` in inches, which may take what `draw` is told.
+    Raises ValueError when there is nothing to draw.
     """
     runs = load_runs(cells)
     if not (runs["status"] == OK).any():
         raise ValueError("no complete cell to draw")
-    module = inspect.getmodule(getattr(draw, "func", draw))
-    frame = load_requests(cells) if getattr(module, "SOURCE", "runs") == "requests" else runs
-    size = getattr(module, "size", None)
-    figure, ax = style.page(size(frame) if size else (6.4, 4.4))
+    frame = frame_of(draw, cells)
+    figure, ax = style.page(size_of(draw, frame))
     table = draw(frame, ax)
     return style.save(figure, table, path, style.footer(runs, config_hash(cells)))
+
+
+def draw_folder(draw: Draw, folder: Path, path: Path) -> list[Path]:
+    """The same for a figure of something else than cells: its module's `read(folder)` is what it draws, `footer(frame)` its
+    footer."""
+    module = _module(draw)
+    frame = module.read(folder)
+    figure, ax = style.page(size_of(draw, frame))
+    table = draw(frame, ax)
+    return style.save(figure, table, path, module.footer(frame))
+
+
+def frame_of(draw: Draw, cells: list[Cell]) -> pd.DataFrame:
+    """What `draw` draws from: its module's SOURCE is "runs" (one row per cell, the default), "requests" (one row per request)
+    or a function of the cells, which may take what `draw` is told."""
+    source = getattr(_module(draw), "SOURCE", "runs")
+    if callable(source):
+        frame: pd.DataFrame = source(cells, **_told(draw, source))
+        return frame
+    return load_requests(cells) if source == "requests" else load_runs(cells)
+
+
+def size_of(draw: Draw, frame: pd.DataFrame) -> tuple[float, float]:
+    """Inches that the page wants."""
+    size = getattr(_module(draw), "size", None)
+    if size is None:
+        return 6.4, 4.4
+    width, height = size(frame, **_told(draw, size))
+    return width, height
+
+
+def _told(draw: Draw, other: Callable[..., Any]) -> dict[str, Any]:
+    """Of the keywords that `draw` is told, those that `other` takes."""
+    takes = inspect.signature(other).parameters
+    return {key: value for key, value in getattr(draw, "keywords", {}).items() if key in takes}
+
+
+def _module(draw: Draw) -> Any:
+    return inspect.getmodule(getattr(draw, "func", draw))
 
 
 def config_hash(cells: Sequence[Cell]) -> str:

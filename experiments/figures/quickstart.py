@@ -16,43 +16,52 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter
 
 from ..comparison import paired
-from . import style
+from . import curves, style
+from .sources.points import schedules_of
 
 SOURCE = "runs"
+NOTE = (
+    "left of the line is faster; bars: paired 95 % over seeds; hollow: knows the true lengths; "
+    "gap closed: from FCFS to the same policy with the oracle"
+)
+LINE = 0.13  # inches that a further line of it takes
 
 
 def size(runs: pd.DataFrame) -> tuple[float, float]:
     """Inches that the page wants for these runs."""
     table = relative(runs)
     columns = table["setting_name"].nunique()
-    lines = table.groupby("setting_name")[["load"]].nunique()["load"].max() * (len(_schedules(table)) + 1.6)
-    return 1.35 + 3.4 * columns, 1.3 + 0.158 * lines
+    at = curves.axis_of(table)
+    most = max(len(curves.points_of(block, at)) for _, block in table.groupby("setting_name"))
+    lines = most * (len(_schedules(table)) + 1.6)
+    width = _margin(_schedules(table)) - 0.07 + 3.4 * columns
+    return width, 1.3 + 0.158 * lines + LINE * style.broken(NOTE, style.FONT - 0.5, width).count("\n")
 
 
 def draw(runs: pd.DataFrame, ax: Axes) -> pd.DataFrame:
     """runs: as `load_runs` returns them. `ax` is divided into panels. Returns one row per setting x load x schedule: ratio,
     ratio_low, ratio_high, gap_closed, gap_note, difference_seeds, num_cells and more."""
     table = relative(runs)
-    settings, loads = list(dict.fromkeys(table["setting_name"])), sorted(table["load"].unique())
+    at = curves.axis_of(table)
+    settings, loads = list(dict.fromkeys(table["setting_name"])), curves.points_of(table, at)
     schedules, colours = _schedules(table), style.colours(table["policy"])
     width, height = ax.get_figure().get_size_inches() if ax.get_figure() else (8, 6)  # type: ignore[union-attr]
+    note = style.fitted(ax, NOTE, style.FONT - 0.5)
+    top = 0.95 + LINE * note.count("\n")
     panels = style.grid(
         ax, len(loads), len(settings),
-        left=1.42 / width, right=0.70 / width, top=0.95 / height, bottom=0.24 / height, gap=(0.80 / width, 0.24 / height),
+        left=_margin(schedules) / width, right=0.70 / width, top=top / height, bottom=0.24 / height,
+        gap=(0.80 / width, 0.24 / height),
     )  # fmt: skip
     limits = _limits(table)
     ax.text(
         0.012, 1 - 0.10 / height, "Mean E2E latency relative to FCFS", fontsize=11, weight="bold", color=style.INK, va="top"
     )
-    note = (
-        "left of the line is faster; bars: paired 95 % over seeds; hollow: knows the true lengths; "
-        "gap closed: from FCFS to the same policy with the oracle"
-    )
     ax.text(0.012, 1 - 0.34 / height, note, fontsize=style.FONT - 0.5, color=style.GREY, va="top")
     for r, load in enumerate(loads):
         for c, setting in enumerate(settings):
             panel = panels[r][c]
-            block = table[(table["setting_name"] == setting) & (table["load"] == load)]
+            block = table[(table["setting_name"] == setting) & curves.at_point(table, at, load)]
             _panel(panel, block, schedules, colours, limits)
             if r == 0:
                 panel.annotate(
@@ -69,10 +78,9 @@ def draw(runs: pd.DataFrame, ax: Axes) -> pd.DataFrame:
                     color=style.GREY,
                     va="bottom",
                 )
-            mark = "   overload, finite horizon" if load >= 1 else ""
-            panel.text(
-                0, 1.01, f"load {load:g}{mark}", transform=panel.transAxes, fontsize=style.FONT, color=style.GREY, va="bottom"
-            )
+            mark = "   overload, finite horizon" if at == "load" and load >= 1 else ""
+            text = f"{curves.name_of(load, at)}{mark}"
+            panel.text(0, 1.01, text, transform=panel.transAxes, fontsize=style.FONT, color=style.GREY, va="bottom")
             panel.tick_params(labelbottom=r == len(loads) - 1)
             if c == 0:
                 _names(panel, schedules, colours)
@@ -82,8 +90,8 @@ def draw(runs: pd.DataFrame, ax: Axes) -> pd.DataFrame:
 def relative(runs: pd.DataFrame) -> pd.DataFrame:
     """The plotted table: all schedules but FCFS itself, a row each per setting and load."""
     table = paired(runs)
-    columns = ["setting_name", "load", "policy", "predictor", "variant", "ratio", "ratio_low", "ratio_high", "gap_closed"]
-    columns += ["gap_closed_low", "gap_closed_high", "gap_note", "difference_seeds", "num_cells"]
+    columns = ["setting_name", "load", "rate", "policy", "predictor", "variant", "ratio", "ratio_low", "ratio_high"]
+    columns += ["gap_closed", "gap_closed_low", "gap_closed_high", "gap_note", "difference_seeds", "num_cells"]
     return table[table["policy"] != "fcfs"][columns].reset_index(drop=True)
 
 
@@ -93,7 +101,7 @@ def percent(share: float) -> str:
 
 
 def _panel(
-    panel: Axes, block: pd.DataFrame, schedules: list[tuple[str, str]], colours: dict[str, str], limits: tuple[float, float]
+    panel: Axes, block: pd.DataFrame, schedules: list[style.Schedule], colours: dict[str, str], limits: tuple[float, float]
 ) -> None:
     style.quiet(panel, grid_axis="x")
     panel.set_xlim(*limits)
@@ -102,7 +110,9 @@ def _panel(
     panel.set_yticks([])
     panel.xaxis.set_major_formatter(FuncFormatter(lambda x, _: percent(x)))
     panel.axvline(1.0, color=style.INK, linewidth=0.9, zorder=1)
-    rows: dict[tuple[str, str], Any] = {(row["policy"], row["predictor"]): row for row in block.to_dict("records")}
+    rows: dict[style.Schedule, Any] = {
+        (row["policy"], row["predictor"], row["variant"]): row for row in block.to_dict("records")
+    }
     for y, schedule in zip(places, schedules, strict=True):
         row, colour = rows.get(schedule), colours[schedule[0]]
         if row is None or math.isnan(row["ratio"]):
@@ -126,23 +136,32 @@ def _panel(
         )  # fmt: skip
 
 
-def _names(panel: Axes, schedules: list[tuple[str, str]], colours: dict[str, str]) -> None:
-    for y, (policy, predictor) in zip(_places(schedules), schedules, strict=True):
+def _names(panel: Axes, schedules: list[style.Schedule], colours: dict[str, str]) -> None:
+    for y, schedule in zip(_places(schedules), schedules, strict=True):
         panel.annotate(
-            style.label(policy, predictor), (0, y), xycoords=("axes fraction", "data"), xytext=(-6, 0),
-            textcoords="offset points", ha="right", va="center", fontsize=style.FONT, color=colours[policy],
+            _name(schedule), (0, y), xycoords=("axes fraction", "data"), xytext=(-6, 0),
+            textcoords="offset points", ha="right", va="center", fontsize=style.FONT, color=colours[schedule[0]],
         )  # fmt: skip
 
 
-def _places(schedules: list[tuple[str, str]]) -> list[float]:
+def _name(schedule: style.Schedule) -> str:
+    return " ".join((style.label(*schedule[:2]), *schedule[2:])).strip()
+
+
+def _margin(schedules: list[style.Schedule]) -> float:
+    """Inches left of the panels, for the names."""
+    return max(1.42, 0.2 + 0.066 * max(len(_name(schedule)) for schedule in schedules))
+
+
+def _places(schedules: list[style.Schedule]) -> list[float]:
     """Heights of the rows, with a little air between policies."""
-    policies = [policy for policy, _ in schedules]
+    policies = [policy for policy, *_ in schedules]
     breaks = np.cumsum([0, *(a != b for a, b in pairwise(policies))])
     return [k + 0.4 * float(breaks[k]) for k in range(len(policies))]
 
 
-def _schedules(table: pd.DataFrame) -> list[tuple[str, str]]:
-    return list(dict.fromkeys(zip(table["policy"], table["predictor"], strict=True)))
+def _schedules(table: pd.DataFrame) -> list[style.Schedule]:
+    return list(schedules_of(table))
 
 
 def _limits(table: pd.DataFrame) -> tuple[float, float]:

@@ -9,10 +9,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from lengthwise.experiments.comparison import compare, merge_marks, paired
+from lengthwise.experiments.comparison import compare, merge_marks, paired, rates_apart
 from lengthwise.experiments.figures.contract import canned_study
 from lengthwise.experiments.load_runs import load_requests, load_runs, read_cells
-from lengthwise.experiments.report import finish
+from lengthwise.experiments.report import finish, waiting
 from lengthwise.experiments.table import WIDTH, markdown, number, page
 
 SMALL = {"loads": (0.9, 1.2), "num_requests": 40}
@@ -244,3 +244,41 @@ def test_markdown_has_a_table_per_block_with_equal_columns(study):
 )  # fmt: skip
 def test_numbers_are_short(value, text):
     assert number(value) == text and len(text) <= 6
+
+
+# --- rates instead of loads ---------------------------------------------------------------------------------------------
+
+
+def without_loads(folder):
+    """The stored study as if its cells had been given rates."""
+    for path in folder.glob("*/summary.json"):
+        summary = json.loads(path.read_text())
+        summary["cell"]["load"] = None
+        path.write_text(json.dumps(summary))
+    rows = [json.loads(line) for line in (folder / "cells.jsonl").read_text().splitlines()]
+    for row in rows:
+        row["fields"]["load"] = None
+    (folder / "cells.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def test_cells_that_were_given_rates_are_compared_rate_by_rate(tmp_path):
+    """Never a mean over rates, nor one rate's cells for all."""
+    canned_study(tmp_path, num_requests=120, loads=(0.8, 0.95), seeds=(0, 1))
+    want = compare(read_cells(tmp_path))
+    without_loads(tmp_path)
+    found = compare(read_cells(tmp_path))
+    assert found["load"].isna().all() and found["rate"].nunique() == 4
+    same = [key for key in want if key not in ("load", "load_least", "load_greatest", "after_arrivals_share")]
+    pd.testing.assert_frame_equal(found[same], want[same])
+    text = "\n".join("".join(part for part, _ in line) for line in page(found))
+    assert text.count("2 seeds x 120 requests") == 4 and "  |  16.0 requests/s" in text and "  |  19.0 requests/s" in text
+    assert sum("16 requests/s" in line and "19 requests/s" in line for line in waiting(found.assign(wait_share=0.5))) == 1
+
+
+def test_a_missing_cell_of_a_replay_stands_with_the_others():
+    """Nobody knows its rate, the trace's own, before it has run; there is one."""
+    frame = pd.DataFrame({"workload": ["a", "a", "b", "b"], "load": [None] * 4, "rate": [3.0, None, 1.0, 2.0]})
+    assert rates_apart(frame).tolist() == [3.0, 3.0, 1.0, 2.0]
+    frame = pd.DataFrame({"workload": ["b", "b", "b"], "load": [None, None, 0.8], "rate": [1.0, None, 2.0]})
+    assert rates_apart(frame).fillna(-1).tolist() == [1.0, 1.0, -1.0]
+    assert rates_apart(frame.assign(rate=[1.0, None, 2.0], load=None)).fillna(-1).tolist() == [1.0, -1.0, 2.0]

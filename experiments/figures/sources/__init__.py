@@ -1,0 +1,1 @@
+"""What figures draw from, read from stored cells: each module is one `load_NAME(cells) -> DataFrame`."""
