@@ -10,6 +10,7 @@ import nbclient
 import pytest
 
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.py"))
+FIGURES = {"02_sweeps_and_wandb": 3}  # at least; one in the others
 
 
 def test_there_are_notebooks():
@@ -36,6 +37,8 @@ def test_notebook(path, tmp_path, monkeypatch):
     )
     client.execute()
     outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
-    assert any("image/png" in output.get("data", {}) for output in outputs), "the notebook shows no figure"
+    images = sum("image/png" in output.get("data", {}) for output in outputs)
+    assert images >= FIGURES.get(path.stem, 1), f"the notebook shows {images} figures"
+    assert not list(home.rglob("*wandb*")), "W&B wrote into the home directory"
     assert not [output for output in outputs if output.output_type == "error"]
     assert os.listdir(tmp_path)
