@@ -83,7 +83,7 @@ def main() -> None:
         samples[f"sim_plan_book_us_{rows}"] = worse
     for rows in (16, 256):
         grown = rows * args.calls * args.repeats // 16
-        kv = Prefix(16 * (2 * grown + 200 * rows), 16, 0.0)
+        kv = Prefix(16 * max(2 * grown + 200 * rows, 20_000), 16, 0.0)  # the least that the door lets through
         kv.use_hashes(16)
         for i in range(100):  # a hundred long conversations fill it
             length = kv.num_blocks // 100

@@ -36,7 +36,7 @@ def one(policy: str, rate: float, num_requests: int, fast_forward: bool = True) 
     hardware = load_hardware(cfg)
     clock = SimulatedClock()
     executor = SimulatedExecutor(clock, hardware.cost, workload.output_len.tolist(), fast_forward=fast_forward)
-    scheduler = load_scheduler(cfg, load_policy(cfg), load_kv(cfg, hardware))
+    scheduler = load_scheduler(cfg, load_policy(cfg), load_kv(cfg, hardware, workload.dataset))
     start = time.process_time()
     recorder = Recorder()
     serve(WorkloadSource(workload, predictions, None, gate=predictions is not None), scheduler, executor, clock, recorder)
@@ -48,7 +48,7 @@ def one(policy: str, rate: float, num_requests: int, fast_forward: bool = True) 
 
 def measure(policy: str, rate: float, num_requests: int, *options: str) -> dict[str, float]:
     command = [sys.executable, __file__, "one", policy, str(rate), str(num_requests), *options]
-    result: dict[str, float] = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    result: dict[str, float] = json.loads(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout)
     return result
 
 
