@@ -16,7 +16,7 @@ import numpy as np
 from .histogram import Histogram
 from .latencies import samples
 from .run import Run
-from .stability import LIMIT, Growth, allowed, growth, pooled
+from .stability import LIMIT, Growth, allowed, growth, is_steady, pooled
 from .statistics import QUANTILES, quantile
 from .windows import Window
 
@@ -94,7 +94,8 @@ def judge(runs: Sequence[Run], criterion: Criterion) -> Verdict:
     growths = [growth(run) for run in runs]
     together: dict[str, Growth] = {kind: pooled([one[kind] for one in growths]) for kind in growths[0]}
     bounds = {kind: allowed(one, criterion.limit) for kind, one in together.items()}
-    over = [f"{kind} by {one.share:.1%}" for kind, one in together.items() if one.share > bounds[kind]]
+    rising = [kind for kind in together if not is_steady([one[kind] for one in growths], criterion.limit)]
+    over = [f"{kind} by {together[kind].share:.1%}" for kind in rising]
     if over:
         reasons.append(f"not steady: what is in the system grows, {' and '.join(over)} of those that come")
     return Verdict(
