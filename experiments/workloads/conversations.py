@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..dataset import Dataset
+from ..dataset import Dataset, Ints
 from ..draw import stream
 from ..prefixes import SPAN, Shared
 from .lengths import Lengths
+from .synthetic import whole_lengths
 
 PIECE = 16  # tokens of one prefix name
 
@@ -40,9 +41,13 @@ def load(
     ):  # fmt: skip
         if value < least:
             raise ValueError(f"{key} {value} must be at least {least}")
-    num_turns = _whole(turns, num_sessions, stream(seed, "turns"))
+
+    def drawn(lens: Lengths, n: int, name: str) -> Ints:
+        return whole_lengths(lens.quantile(stream(seed, name).random(n)))[0]
+
+    num_turns = drawn(turns, num_sessions, "turns")
     total = int(num_turns.sum())
-    new, output = _whole(new_len, total, stream(seed, "new_len")), _whole(output_len, total, stream(seed, "output_len"))
+    new, output = drawn(new_len, total, "new_len"), drawn(output_len, total, "output_len")
     group = stream(seed, "groups").integers(0, num_groups, num_sessions)
     first = np.cumsum(num_turns) - num_turns
     session = np.repeat(np.arange(num_sessions), num_turns)
@@ -76,7 +81,3 @@ def load(
         block_hashes=hashes,
         hash_tokens=PIECE,
     )
-
-
-def _whole(lens: Lengths, n: int, rng: np.random.Generator) -> np.ndarray:
-    return np.maximum(np.rint(lens.quantile(rng.random(n))), 1).astype(np.int64)

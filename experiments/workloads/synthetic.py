@@ -32,8 +32,8 @@ def load(
     if max_len is not None and max_len < 1:
         raise ValueError(f"max_len {max_len} must be at least 1")
     u, v = _uniforms(num_rows, spearman_to_normal(correlation), stream(seed, "lengths"))
-    prompt, clipped_prompts = _whole(prompt_len.quantile(u), max_len)
-    output, clipped_outputs = _whole(output_len.quantile(v), max_len)
+    prompt, clipped_prompts = whole_lengths(prompt_len.quantile(u), max_len)
+    output, clipped_outputs = whole_lengths(output_len.quantile(v), max_len)
     return Dataset(
         name=name,
         prompt_len=prompt,
@@ -53,7 +53,8 @@ def _uniforms(n: int, r: float, rng: np.random.Generator) -> tuple[Floats, Float
     return ndtr(a), ndtr(r * a + np.sqrt(max(1.0 - r * r, 0.0)) * b)
 
 
-def _whole(lens: Floats, max_len: int | None) -> tuple[Ints, int]:
+def whole_lengths(lens: Floats, max_len: int | None = None) -> tuple[Ints, int]:
+    """(lengths rounded to whole tokens within [1, max_len], how many max_len changed)."""
     lens = np.maximum(np.rint(lens), 1.0)
     clipped = 0 if max_len is None else int((lens > max_len).sum())
     # far tails do not fit an integer column; nothing a machine can serve is that long
