@@ -6,12 +6,10 @@ text, no sessions, and the tokenizers are not named.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from ..dataset import Dataset
-from .columns import at_cap, in_time_order, kept, lengths, times
+from .columns import at_cap, cap_notes, in_time_order, kept, lengths, times
 from .origin import File, Origin, github, open_origin, origin_of, stated
 from .reading import read_columns
 
@@ -66,14 +64,9 @@ def load(
     origin = origin_of(ORIGINS, trace)
     file = open_origin(origin, path)
     table = read_columns(file, [TIME, PROMPT, OUTPUT], limit)
-    if table.empty:
-        raise ValueError(f"{file.name} has no rows")
     lens = {name: lengths(table[name]) for name in (PROMPT, OUTPUT)}
     keep, dropped = kept(lens, zero_len, PROMPT, max_prompt_len)
-    rows = np.flatnonzero(keep)
-    arrival, notes = None, dict[str, Any]()
-    if rows.size:
-        rows, arrival, notes = in_time_order(*times(table[TIME], "datetime"), rows, "datetime")
+    rows, arrival, notes = in_time_order(*times(table[TIME], "datetime"), np.flatnonzero(keep), "datetime")
     output_len = lens[OUTPUT][rows]
     censored = at_cap(output_len, max_output)
     return Dataset(
@@ -88,8 +81,7 @@ def load(
         notes={
             "file": file.name,
             **notes,
-            "max_output": max_output,
-            "censored": 0 if censored is None else int(censored.sum()),
+            **cap_notes(max_output, censored),
         },
         **stated(origin, file),
     )

@@ -60,17 +60,13 @@ def load(
     origin = origin_of(ORIGINS, trace)
     file = open_origin(origin, path)
     table = read_columns(file, [CHAT, PARENT, TIME, PROMPT, OUTPUT, TURN, HASHES], limit)
-    if table.empty:
-        raise ValueError(f"{file.name} has no rows")
     lens = {name: lengths(table[name]) for name in (PROMPT, OUTPUT)}
     hashes = block_ids(table[HASHES], lens[PROMPT], block)
     chat, parent, turn = whole(table[CHAT]), whole(table[PARENT]), whole(table[TURN], 1)
     refuse(table[CHAT], table[CHAT].duplicated(), "a chat_id that an earlier row has")
     session, num_absent = roots(chat, parent)
     keep, dropped = kept(lens, zero_len, PROMPT, max_prompt_len)
-    rows, arrival, notes = np.flatnonzero(keep), None, dict[str, Any]()
-    if rows.size:
-        rows, arrival, notes = in_time_order(*times(table[TIME], "s"), rows, "s")
+    rows, arrival, notes = in_time_order(*times(table[TIME], "s"), np.flatnonzero(keep), "s")
     return Dataset(
         name=trace,
         prompt_len=lens[PROMPT][rows],

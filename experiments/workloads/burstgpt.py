@@ -68,8 +68,6 @@ def load(
     origin = origin_of(ORIGINS, trace)
     file = open_origin(origin, path)
     table = read_columns(file, [TIME, PROMPT, OUTPUT, MODEL, KIND], limit, optional=(SESSION, ELAPSED))
-    if table.empty:
-        raise ValueError(f"{file.name} has no rows")
     prompt, output = lengths(table[PROMPT]), lengths(table[OUTPUT])
     keep = np.full(len(table), True)
     dropped: dict[str, int] = {}

@@ -89,7 +89,9 @@ def _stamps(column: pd.Series) -> pd.Series:
 
 
 def in_time_order(seconds: Floats, recorded: Any, rows: Ints, unit: str) -> tuple[Ints, Floats, dict[str, Any]]:
-    """(`rows` sorted by time, ties in file order; their arrivals from 0; notes on what was changed)."""
+    """(`rows` sorted by time, ties in file order; their arrivals from 0; notes on what was changed, none without rows)."""
+    if not rows.size:
+        return rows, np.zeros(0), {}
     num_back = int((np.diff(seconds[rows]) < 0).sum())
     rows = rows[np.argsort(seconds[rows], kind="stable")]
     first = seconds[rows[0]]
@@ -139,3 +141,8 @@ def at_cap(output_len: Ints, max_output: int | None) -> Flags | None:
     if over.size:
         raise ValueError(f"{over.size} outputs are longer than max_output={max_output}, the longest {output_len.max()}")
     return np.asarray(output_len == max_output, dtype=np.bool_)
+
+
+def cap_notes(max_output: int | None, censored: Flags | None) -> dict[str, Any]:
+    """What a Dataset's notes say of `at_cap`."""
+    return {"max_output": max_output, "censored": 0 if censored is None else int(censored.sum())}

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from ..dataset import Dataset, Floats, Ints
-from .columns import at_cap, kept, lengths, refuse, times, whole
+from .columns import at_cap, cap_notes, kept, lengths, refuse, times, whole
 from .mooncake import block_ids
 from .origin import File, Origin, open_origin, stated
 from .reading import read_columns
@@ -99,8 +99,7 @@ def load(
             "num_sessions": len(np.unique(session[rows])),
             "gap": f"s between the starts of two calls, less {rate:.5f} s per output token of the first, at least 0",
             "seconds_per_token": rate,
-            "max_output": max_output,
-            "censored": 0 if censored is None else int(censored.sum()),
+            **cap_notes(max_output, censored),
         },
         block_hashes=[hashes[row] for row in rows.tolist()],
         hash_tokens=BLOCK,

@@ -6,14 +6,12 @@ rounded to about 3 s, so that most requests share their time with others.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pandas as pd
 
 from ..dataset import Dataset, Floats, Ints
 from ..draw import stream
-from .columns import at_cap, in_time_order, kept, lengths, refuse, times
+from .columns import at_cap, cap_notes, in_time_order, kept, lengths, refuse, times
 from .origin import File, Origin, github, open_origin, origin_of, stated
 from .reading import read_columns
 
@@ -67,20 +65,15 @@ def load(
     origin = origin_of(ORIGINS, trace)
     file = open_origin(origin, path)
     table = read_columns(file, [TIME, PROMPT, OUTPUT, HASHES], limit)
-    if table.empty:
-        raise ValueError(f"{file.name} has no rows")
     lens = {name: lengths(table[name]) for name in (PROMPT, OUTPUT)}
     hashes = block_ids(table[HASHES], lens[PROMPT], block)
     keep, dropped = kept(lens, zero_len, PROMPT, max_prompt_len)
-    rows = np.flatnonzero(keep)
-    arrival, notes = None, dict[str, Any]()
-    if rows.size:
-        rows, arrival, notes = in_time_order(*times(table[TIME], "ms"), rows, "ms")
-        notes["num_ties"] = int((np.diff(arrival) == 0).sum())
-        if jitter:
-            spread = spread_ties(arrival, jitter, stream(seed, "jitter"))
-            arrival = spread - spread[0]
-            notes.update(jitter=jitter, jitter_seed=seed, arrival_offset=notes["arrival_offset"] + float(spread[0]))
+    rows, arrival, notes = in_time_order(*times(table[TIME], "ms"), np.flatnonzero(keep), "ms")
+    notes["num_ties"] = int((np.diff(arrival) == 0).sum())
+    if jitter and rows.size:
+        spread = spread_ties(arrival, jitter, stream(seed, "jitter"))
+        arrival = spread - spread[0]
+        notes.update(jitter=jitter, jitter_seed=seed, arrival_offset=notes["arrival_offset"] + float(spread[0]))
     output_len = lens[OUTPUT][rows]
     censored = at_cap(output_len, max_output)
     return Dataset(
@@ -95,8 +88,7 @@ def load(
         notes={
             "file": file.name,
             **notes,
-            "max_output": max_output,
-            "censored": 0 if censored is None else int(censored.sum()),
+            **cap_notes(max_output, censored),
         },
         block_hashes=[hashes[row] for row in rows.tolist()],
         hash_tokens=block,

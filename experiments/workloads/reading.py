@@ -14,8 +14,8 @@ import pandas as pd
 def read_columns(file: Path, columns: list[str], limit: int | None, optional: Sequence[str] = ()) -> pd.DataFrame:
     """The named columns as the file has them, and those of `optional` that are there; a value that a JSONL line lacks is None.
 
-    limit: only the first rows, at least 1. Raises ValueError on a missing column (naming those there are) and on a file type
-    not known.
+    limit: only the first rows, at least 1. Raises ValueError on a missing column (naming those there are), on a file without
+    rows and on a file type not known.
     """
     if limit is not None and limit < 1:
         raise ValueError(f"limit {limit} must be at least 1 row")
@@ -28,6 +28,8 @@ def read_columns(file: Path, columns: list[str], limit: int | None, optional: Se
     missing = [c for c in columns if c not in table.columns]
     if missing:
         raise ValueError(f"{file.name} has no column {missing[0]!r}; it has {', '.join(map(str, table.columns))}")
+    if table.empty:
+        raise ValueError(f"{file.name} has no rows")
     return table[[*columns, *(c for c in optional if c in table.columns)]].reset_index(drop=True)
 
 

@@ -64,9 +64,6 @@ def load(
     extra = dict(columns or {})
     asked = [c for c in (prompt_len, output_len, arrival, prompt, group, censored, *extra.values()) if c is not None]
     table = read_columns(file, list(dict.fromkeys(asked)), limit)
-    if table.empty:
-        raise ValueError(f"{file.name} has no rows")
-
     lens = {what: lengths(table[what]) for what in (prompt_len, output_len)}
     seconds = recorded = starts = None
     if arrival is not None and time_unit is not None:
@@ -74,7 +71,7 @@ def load(
     keep, dropped = kept(lens, zero_len, prompt_len, max_prompt_len)
     order = np.flatnonzero(keep)
     notes: dict[str, Any] = {"file": file.name, "lengths": f"{prompt_len}, {output_len}"}
-    if seconds is not None and time_unit is not None and order.size:
+    if seconds is not None and time_unit is not None:
         order, starts, changed = in_time_order(seconds, recorded, order, time_unit)
         notes.update(changed)
     rows = table.iloc[order]

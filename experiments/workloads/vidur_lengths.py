@@ -50,8 +50,6 @@ def load(
     origin = ORIGINS["vidur_lengths"]
     file = open_origin(origin, path)
     table = read_columns(file, [PROMPT, OUTPUT], limit)
-    if table.empty:
-        raise ValueError(f"{file.name} has no rows")
     lens = {name: lengths(table[name]) for name in (PROMPT, OUTPUT)}
     keep, dropped = kept(lens, zero_len, PROMPT, max_prompt_len)
     rows = np.flatnonzero(keep)
