@@ -74,9 +74,10 @@ class Ledger(Standing):
         else:
             self._off_batch(req)
             self._note_preemption(req)
+        swaps, computed = bool(self.swapping.tiers.sizes), req._computed
+        table = self.kv.tables.of(req) if swaps and self.kv.tables is not None else ()
         self._release(req)
-        computed = req._computed
-        if computed and self.swapping.tiers.sizes and self.swapping.take(req, self.kv.blocks(computed), computed):
+        if computed and swaps and self.swapping.take(req, self.kv.blocks(computed), computed, table):
             req._phase = SWAPPED
         else:
             self.recomputed_tokens += computed
@@ -142,7 +143,8 @@ class Ledger(Standing):
         """Copy back what the device has not kept. Who was in mid-prefill may find more there than it had."""
         kv, computed = self.kv, req._computed
         found = kv.allocate(req, self.capacity(req))
-        self.swapping.bring(req, kv.blocks(found), max(computed - found, 0))
+        table = () if kv.tables is None else kv.tables.of(req)
+        self.swapping.bring(req, kv.blocks(found), max(computed - found, 0), table)
         if not req._prefilled and found > computed:
             self._find_again(req, max(min(found, req._lost) - computed, 0))
             req._computed = found

@@ -28,12 +28,14 @@ class Chunk(NamedTuple):
 
 class Swap(NamedTuple):
     """A copy of `num_blocks` blocks of KV of `request` between two memory tiers, done before the step computes. One to the
-    device brings what the device has not kept, maybe nothing, and frees what the tier has of the request."""
+    device brings what the device has not kept, maybe nothing, and frees what the tier has of the request. blocks: their ids on
+    the device, where ids are kept; one to the device brings the last `num_blocks` of what the tier has."""
 
     request: Request
     num_blocks: int
     source: str
     target: str
+    blocks: Sequence[int] = ()
 
 
 class Finished(NamedTuple):

@@ -168,7 +168,7 @@ class PlainExecutor:
         assert not missing, f"pieces {missing} of {req.rid} are taken for cached and were never computed"
 
     def _copy(self, swaps: Sequence[Swap]) -> None:
-        for req, num_blocks, source, target in swaps:
+        for req, num_blocks, source, target, _ in swaps:
             assert (source == DEVICE) != (target == DEVICE), f"request {req.rid} is copied from {source} to {target}"
             if source == DEVICE:
                 away = num_blocks > 0 and req.rid not in self._swapped and req not in self._decoding

@@ -147,6 +147,7 @@ class Scheduler(Ledger):
         num_decode = len(running.members) if mixes or not chunks else 0
         if not num_decode and not chunks:
             return None
+        evicted = kv.indexes and num_decode > 0 and kv.ready()
         joins: list[Request] = []
         if num_decode and self.joins:
             joins, self.joins = list(self.joins), {}
@@ -163,18 +164,18 @@ class Scheduler(Ledger):
                 steps = min(steps, running.steps_to_turn())  # type: ignore[assignment]
             plan.repeat = max(int(min(kv.room(), steps)), 1)
         if kv.indexes or self.swapping.untold:
-            self._bound(plan)
+            self._bound(plan, evicted)
         return plan
 
-    def _bound(self, plan: Plan) -> None:
+    def _bound(self, plan: Plan, evicted: bool) -> None:
         """What a prefix cache and swap tiers add: copies are told; the plan is good until a lease ends, and is repeated only
-        while no copies stand in it, nor a block goes that the policy's order may hang on."""
+        while no copies stand in it, nor a block goes (or has just been `evicted`) that the policy's order may hang on."""
         plan.stable_until = min(plan.stable_until, self.kv.next_expiry)
         if self.swapping.untold:
             plan.swaps = self.swapping.tell()
             plan.repeat = 1
         elif plan.repeat > 1 and "cached_len" in self.policy.needs:
-            plan.repeat = min(plan.repeat, max(self.kv.room(self.kv.free), 1))
+            plan.repeat = 1 if evicted else min(plan.repeat, max(self.kv.room(self.kv.free), 1))
 
     def _admit(self, chunks: list[Chunk], budget: int) -> bool:
         """Admit or resume in policy order while slots, KV and budget last; take a slot or KV only for a lower key.

@@ -5,7 +5,7 @@ Copies are synchronous with the step of the plan that tells them: out first, the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from .kv import Tiers
 from .plan import DEVICE, Swap
@@ -24,27 +24,27 @@ class Swapping:
         self.blocks_out = self.blocks_in = 0
         self.tokens_out = self.tokens_in = 0
 
-    def take(self, req: Request, blocks: int, tokens: int) -> bool:
-        """Copy the `blocks` with `tokens` tokens of `req` out. False when no tier has room: then nothing has happened, but for
-        the count."""
+    def take(self, req: Request, blocks: int, tokens: int, table: Sequence[int] = ()) -> bool:
+        """Copy the `blocks` with `tokens` tokens of `req` out, the first of its `table` where ids are kept. False when no tier
+        has room: then nothing has happened, but for the count."""
         tier = self.tiers.take(blocks)
         if tier is None:
             self.num_full += 1
             return False
         self.there[req] = tier, blocks
-        self.untold.append(Swap(req, blocks, DEVICE, tier))
+        self.untold.append(Swap(req, blocks, DEVICE, tier, table[:blocks]))
         self.num_outs += 1
         self.blocks_out += blocks
         self.tokens_out += tokens
         return True
 
-    def bring(self, req: Request, cached_blocks: int, tokens: int) -> None:
+    def bring(self, req: Request, cached_blocks: int, tokens: int, table: Sequence[int] = ()) -> None:
         """Copy `req` back in, all but the blocks that the device still has (a copy of none tells that the tier's may go);
-        `tokens`: those in the copied blocks."""
+        `tokens`: those in the copied blocks. table: its blocks on the device, where ids are kept."""
         tier, blocks = self.there.pop(req)
         self.tiers.give(tier, blocks)
         missing = max(blocks - cached_blocks, 0)
-        self.untold.append(Swap(req, missing, tier, DEVICE))
+        self.untold.append(Swap(req, missing, tier, DEVICE, table[blocks - missing : blocks]))
         self.num_ins += 1
         self.blocks_in += missing
         self.tokens_in += tokens

@@ -56,7 +56,7 @@ class Hardware:
         """Seconds of the copies, one after the other: blocks x block_size (tokens) x bytes per token / (bandwidth x devices).
         Raises ValueError for a tier without a bandwidth."""
         total = 0.0
-        for _, num_blocks, source, target in swaps:
+        for _, num_blocks, source, target, _ in swaps:
             tier = source if target == DEVICE else target
             if tier not in self.swap_bandwidth:
                 raise ValueError(f"{self.name} has no bandwidth for swap tier {tier}; it has {dict(self.swap_bandwidth)}")

@@ -5,6 +5,7 @@ from .contiguous import Contiguous
 from .leases import Lease
 from .paged import Paged
 from .prefix import Prefix
+from .tables import BlockTables
 from .tiers import Tiers
 
-__all__ = ["Contiguous", "KVCache", "Lease", "Paged", "Prefix", "Tiers"]
+__all__ = ["BlockTables", "Contiguous", "KVCache", "Lease", "Paged", "Prefix", "Tiers"]

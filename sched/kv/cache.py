@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from ..policy import INF
+from .tables import BlockTables
 
 if TYPE_CHECKING:
     from ..request import Request
@@ -22,7 +23,7 @@ class KVCache(ABC):
 
     Token counts: `tokens` is what the KV of a request holds: prompt + n - 1 after n generated tokens.
     indexes: whether it keeps prefixes for reuse. next_expiry: when the next lease ends (s). epoch: changes whenever what
-    `lookup` says may.
+    `lookup` says may. tables: which blocks each request has, for an engine with memory behind the counts; None: only counts.
     """
 
     def __init__(self, num_tokens: int, block_size: int, watermark: float) -> None:
@@ -37,6 +38,14 @@ class KVCache(ABC):
         self.indexes = False
         self.next_expiry = INF
         self.epoch = 0
+        self.tables: BlockTables | None = None
+
+    def keep_tables(self) -> BlockTables:
+        """Keep `tables` from now on. Raises ValueError once something is held."""
+        if self.free != self.num_blocks:
+            raise ValueError(f"{self.num_blocks - self.free} KV blocks are held already: keep tables from the start")
+        self.tables = BlockTables(self.num_blocks)
+        return self.tables
 
     def blocks(self, tokens: int) -> int:
         return -(-tokens // self.block_size)
@@ -99,7 +108,10 @@ class KVCache(ABC):
 
     def allocate(self, req: Request, tokens: int) -> int:
         """Take the blocks for `req`'s prefill of `tokens`; returns how many of those tokens are cached. Mutates `free`."""
-        self.free -= self.blocks_to_admit(req, tokens)
+        blocks = self.blocks_to_admit(req, tokens)
+        self.free -= blocks
+        if self.tables is not None:
+            self.tables.admit(req, (), blocks)
         return 0
 
     def enter(self, req: Request, computed: int) -> int:
@@ -111,6 +123,8 @@ class KVCache(ABC):
         """Give back what `req` holds; returns the number of blocks that nobody holds now. Mutates `free`."""
         blocks = self.held(req, tokens)
         self.free += blocks
+        if self.tables is not None:
+            self.tables.release(req)
         return blocks
 
     @abstractmethod
@@ -133,11 +147,19 @@ class KVCache(ABC):
     def advance(self, num_steps: int) -> None:
         """All decoders grow by `num_steps` tokens. Mutates `free`."""
 
+    def ready(self) -> bool:
+        """Have free blocks, not only evictable ones, for the decoders' next step; returns whether something was evicted.
+        Mutates `free`."""
+        return False
+
     def expire(self, now: float) -> None:  # noqa: B027
         """End the leases that last until `now` (s) or less."""
 
     def check(self, holders: Iterable[tuple[Request, int]]) -> None:
         """Assert that free + held = total; `holders` are (request, tokens it has room for)."""
+        holders = list(holders)
         held = sum(self.held(req, tokens) for req, tokens in holders)
         if self.free < 0 or self.free + held != self.num_blocks:
             raise AssertionError(f"KV blocks: free {self.free} + held {held} != total {self.num_blocks}")
+        if self.tables is not None:
+            self.tables.check(self.free, (), ((req, 0) for req, _ in holders))

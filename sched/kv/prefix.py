@@ -51,7 +51,7 @@ class Prefix(Paged):
         if self.hash_tokens not in (0, tokens) and (self._paths or self.index.num_nodes):
             raise ValueError(f"pieces of {self.hash_tokens} tokens are in use; {tokens} cannot take their place")
         self.hash_tokens = tokens
-        self._span = tokens // self.block_size
+        self._span = self.index.span = tokens // self.block_size
 
     # --- what is there --------------------------------------------------------------------------------------------------
 
@@ -132,12 +132,16 @@ class Prefix(Paged):
     # --- taking and giving ------------------------------------------------------------------------------------------------
 
     def allocate(self, req: Request, tokens: int) -> int:
-        pieces = 0
+        pieces, shared = 0, []
         if req.block_hashes is not None:
             pieces, trail = self._match(req, tokens)
+            shared = self._blocks(trail)
             self._paths[req] = Path(self.index.take(trail), pieces)
-        self.free -= -(-tokens // self.block_size) - pieces * self._span
+        own = -(-tokens // self.block_size) - pieces * self._span
+        self.free -= own
         self._make_room()
+        if self.tables is not None:
+            self.tables.admit(req, shared, own)
         return pieces * self.hash_tokens
 
     def enter(self, req: Request, computed: int) -> int:
@@ -148,12 +152,16 @@ class Prefix(Paged):
         if not names:
             return 0
         before = self.free + self.evictable
+        at, span = path.pieces * self._span, self._span
         path.pieces += len(names)
         shared, trail = self.index.match(names, path.node)
+        if self.tables is not None and shared:
+            self.tables.share(req, at, self._blocks(trail))
         path.node = self.index.take(trail, path.node)
-        self.free += shared * self._span  # somebody was first: its own go back
+        self.free += shared * span  # somebody was first: its own go back
         if shared < len(names):
-            path.node = self.index.append(path.node, names[shared:])
+            blocks = () if self.tables is None else self.tables.of(req)[at + shared * span : at + len(names) * span]
+            path.node = self.index.append(path.node, names[shared:], blocks)
             self.epoch += 1
         return self.free + self.evictable - before
 
@@ -163,6 +171,8 @@ class Prefix(Paged):
             return super().release(req, tokens)
         before = self.free + self.evictable
         self.free += self.held(req, tokens) - path.pieces * self._span
+        if self.tables is not None:
+            self.tables.release(req, path.pieces * self._span)
         self.index.drop(path.node)
         return self.free + self.evictable - before
 
@@ -170,13 +180,25 @@ class Prefix(Paged):
         super().advance(num_steps)
         self._make_room()
 
-    def _make_room(self) -> None:
-        """Evict until no free block is missing."""
-        if self.free < 0 and self._span:  # else nothing is indexed, and the checker finds what the books lack
-            pieces = -(self.free // self._span)
-            self.index.evict(pieces)
+    def ready(self) -> bool:
+        epoch = self.epoch
+        self._make_room(self.growth())
+        return self.epoch != epoch
+
+    def _make_room(self, blocks: int = 0) -> None:
+        """Evict until `blocks` are free."""
+        short = blocks - self.free
+        if short > 0 and self._span:  # else nothing is indexed, and the checker finds what the books lack
+            pieces = -(-short // self._span)
+            dropped = self.index.evict(pieces)
+            if self.tables is not None:
+                self.tables.give(dropped)
             self.free += pieces * self._span
             self.epoch += 1
+
+    def _blocks(self, trail: list[tuple[Node, int]]) -> list[int]:
+        """The blocks behind what a match found, before it is taken; none where ids are not kept."""
+        return [] if self.tables is None else [block for node, num in trail for block in node.blocks[: num * self._span]]
 
     # --- leases -----------------------------------------------------------------------------------------------------------
 
@@ -216,10 +238,12 @@ class Prefix(Paged):
 
     def check(self, holders: Iterable[tuple[Request, int]]) -> None:
         """Assert that free + evictable + held + pinned = total, with every block counted anew."""
-        own, ends = 0, []
+        own, ends, indexed = 0, [], []
         for req, tokens in holders:
             own += self.held(req, tokens)
-            if path := self._paths.get(req):
+            path = self._paths.get(req)
+            indexed.append((req, 0 if path is None else path.pieces * self._span))
+            if path is not None:
                 own -= path.pieces * self._span
                 ends.append(path.node)
                 if path.pieces != sum(len(node.keys) for node in self.index.up(path.node)):
@@ -233,3 +257,5 @@ class Prefix(Paged):
                 f"KV blocks: free {self.free} + evictable {self.evictable} + held {held} + pinned {self.pinned} != total "
                 f"{self.num_blocks}"
             )
+        if self.tables is not None:
+            self.tables.check(self.free, self.index.blocks(), indexed)

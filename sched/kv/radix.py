@@ -15,12 +15,14 @@ Run = list[int] | range  # of a node; the index owns the lists
 
 class Node:
     """A run of keys below `parent`. refs: requests whose path goes through it. leases: pins that do. used: when it was last
-    locked or unlocked, by the index's own count. parent None: the root, or no longer in the index."""
+    locked or unlocked, by the index's own count. parent None: the root, or no longer in the index. blocks: those behind its
+    keys, where ids are kept."""
 
-    __slots__ = ("children", "keys", "leases", "parent", "refs", "serial", "used")
+    __slots__ = ("blocks", "children", "keys", "leases", "parent", "refs", "serial", "used")
 
     def __init__(self, keys: Run, parent: Node | None, serial: int) -> None:
         self.keys = keys
+        self.blocks: list[int] = []
         self.parent = parent
         self.serial = serial  # order of making, the last tie-breaker
         self.children: dict[int, Node] = {}
@@ -31,9 +33,11 @@ class Node:
 
 class RadixIndex:
     """A tree of keys. `evictable`, `held`, `pinned` count its keys: pinned by any lease, else held by any reference, else
-    evictable. `num_nodes`: without the root. `changes`: moves whenever the shape of the tree does."""
+    evictable. `num_nodes`: without the root. `changes`: moves whenever the shape of the tree does. `span`: blocks behind a
+    key."""
 
     def __init__(self) -> None:
+        self.span = 0
         self.root = Node([], None, 0)
         self.evictable = self.held = self.pinned = 0
         self.num_nodes = 0
@@ -85,17 +89,19 @@ class RadixIndex:
         node, used = trail[-1]
         return node if used == len(node.keys) else self._split(node, used)
 
-    def append(self, node: Node, keys: Run) -> Node:
+    def append(self, node: Node, keys: Run, blocks: Sequence[int] = ()) -> Node:
         """Put `keys`, of which the first is not there, below `node`, referenced once, for a request whose path ends in `node`.
-        Returns the node that they end in."""
+        blocks: those behind `keys`, where ids are kept. Returns the node that they end in."""
         self.changes += 1
         self.held += len(keys)
         if node.refs == 1 and not node.leases and not node.children and node is not self.root:
             longer = joined(node.keys, keys)  # only that request knows this node: its run goes on
             if longer is not None:
                 node.keys = longer
+                node.blocks += blocks
                 return node
         child = self._make(keys, node)
+        child.blocks += blocks
         child.refs = 1
         child.used = node.used
         node.children[keys[0]] = child
@@ -132,13 +138,14 @@ class RadixIndex:
 
     # --- evicting -----------------------------------------------------------------------------------------------------
 
-    def evict(self, num: int) -> None:
-        """Drop `num` evictable keys: always the last of the leaf that has been out of use for longest. Raises AssertionError
-        when there are not so many."""
+    def evict(self, num: int) -> list[int]:
+        """Drop `num` evictable keys: always the last of the leaf that has been out of use for longest. Returns the blocks
+        behind them. Raises AssertionError when there are not so many."""
         if num > self.evictable:
             raise AssertionError(f"{num} keys to evict, {self.evictable} evictable")
         self.changes += 1
         self.evictable -= num
+        dropped: list[int] = []
         while num:
             used, _, node = self._heap[0]
             if used != node.used or not self._is_leaf(node):
@@ -146,14 +153,19 @@ class RadixIndex:
                 continue
             parent, keys = cast("Node", node.parent), node.keys
             if num < len(keys):
-                node.keys = shortened(keys, len(keys) - num)
-                return
+                left = len(keys) - num
+                node.keys = shortened(keys, left)
+                dropped += node.blocks[left * self.span :]
+                del node.blocks[left * self.span :]
+                return dropped
             num -= len(keys)
+            dropped += node.blocks
             heappop(self._heap)
             del parent.children[keys[0]]
             node.parent = None
             self.num_nodes -= 1
             self._offer(parent)
+        return dropped
 
     @staticmethod
     def _is_leaf(node: Node) -> bool:
@@ -185,11 +197,21 @@ class RadixIndex:
         head.refs, head.leases, head.used = node.refs, node.leases, node.used
         parent.children[head.keys[0]] = head
         node.keys = node.keys[at:]
+        head.blocks, node.blocks = node.blocks[: at * self.span], node.blocks[at * self.span :]
         node.parent = head
         head.children[node.keys[0]] = node
         return head
 
     # --- the checker --------------------------------------------------------------------------------------------------
+
+    def blocks(self) -> list[int]:
+        """All blocks behind keys."""
+        out, stack = [], [self.root]
+        while stack:
+            node = stack.pop()
+            out += node.blocks
+            stack.extend(node.children.values())
+        return out
 
     def check(self, ends: Iterable[Node], leased: Iterable[Node]) -> None:
         """Assert that every node has the references of the paths to `ends`, and the leases of those to `leased`, through it,

@@ -360,7 +360,7 @@ def test_one_plan_copies_out_and_in_when_the_plan_before_came_to_nothing():
     kv.release(old, 80)
     kv.pin(old, 1.0)
     clock, told = JumpingClock(), []
-    log = Log(watch=lambda scheduler, plan, outcome: told.append((plan.joins, plan.leaves, [c[1:] for c in plan.swaps])))
+    log = Log(watch=lambda scheduler, plan, outcome: told.append((plan.joins, plan.leaves, [c[1:4] for c in plan.swaps])))
     engine = Scheduler(FCFS(), Chunked(), kv, swap(160), check=True)
     executor = PlainExecutor(clock, lambda *_: 1 / 64, [8])
     serve(Script([Event(0.0, EventKind.ARRIVAL, req)]), engine, executor, clock, log)

@@ -28,7 +28,7 @@ def swaps_of(case: Case, **options) -> tuple[list[tuple[float, list[tuple[int, i
     def watch(scheduler, plan, outcome):
         if plan.swaps:
             assert plan.repeat == 1 and outcome.num_steps == 1
-            told.append((outcome.ends[0], [(s.request.rid, *s[1:]) for s in plan.swaps]))
+            told.append((outcome.ends[0], [(s.request.rid, *s[1:4]) for s in plan.swaps]))
 
     return told, play(case, watch=watch, **options)
 
