@@ -75,7 +75,7 @@ class Ledger(Standing):
             self._off_batch(req)
             self._note_preemption(req)
         swaps, computed = bool(self.swapping.tiers.sizes), req._computed
-        table = self.kv.tables.of(req) if swaps and self.kv.tables is not None else ()
+        table = self.kv.lies_in(req, computed) if swaps else ()
         self._release(req)
         if computed and swaps and self.swapping.take(req, self.kv.blocks(computed), computed, table):
             req._phase = SWAPPED
@@ -143,8 +143,7 @@ class Ledger(Standing):
         """Copy back what the device has not kept. Who was in mid-prefill may find more there than it had."""
         kv, computed = self.kv, req._computed
         found = kv.allocate(req, self.capacity(req))
-        table = () if kv.tables is None else kv.tables.of(req)
-        self.swapping.bring(req, kv.blocks(found), max(computed - found, 0), table)
+        self.swapping.bring(req, kv.blocks(found), max(computed - found, 0), kv.lies_in(req, computed))
         if not req._prefilled and found > computed:
             self._find_again(req, max(min(found, req._lost) - computed, 0))
             req._computed = found

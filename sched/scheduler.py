@@ -53,6 +53,7 @@ class Scheduler(Ledger):
         if missing := sorted(policy.needs - GIVES):
             raise ValueError(f"{type(policy).__name__} needs {missing}; this scheduler gives {sorted(GIVES)}")
         super().__init__(policy, kv, preemption.tiers)
+        kv.use_chunks(token_budget)
         self.batching = batching
         self.max_num_seqs = max_num_seqs
         self.token_budget = token_budget
@@ -162,6 +163,8 @@ class Scheduler(Ledger):
         if not chunks and not yielded:
             if policy.rekey_decides:
                 steps = min(steps, running.steps_to_turn())  # type: ignore[assignment]
+            if kv.frees and len(self.waiting):  # room that comes free may be for somebody
+                steps = min(steps, kv.steps_to_free())
             plan.repeat = max(int(min(kv.room(), steps)), 1)
         if kv.indexes or self.swapping.untold:
             self._bound(plan, evicted)
@@ -262,14 +265,17 @@ class Scheduler(Ledger):
         end = ends[-1]
         self.step_time = end - (ends[-2] if steps > 1 else self.now)
         self.now = end
-        if plan.num_decode:
-            self.kv.advance(steps)
-            self.running.advance(steps)
+        kv = self.kv
         self.given_back = 0
+        if plan.num_decode:
+            kv.advance(steps)
+            self.running.advance(steps)
+            self.given_back = kv.passed
         for req, _, length, last in plan.chunks:
-            req._computed += length
-            if self.kv.indexes:
-                self.given_back += self.kv.enter(req, req._computed)
+            computed = req._computed + length
+            if kv.indexes or kv.frees:
+                self.given_back += kv.enter(req, computed)
+            req._computed = computed
             if last:
                 self.end_prefill(req, end)
         if self._tells_steps:

@@ -36,7 +36,7 @@ class Standing:
         self.now = 0.0
         self.step_time = 0.0
         self.running = Running(policy, self)
-        self.swapping = Swapping(tiers, kv.block_size)
+        self.swapping = Swapping({name: kv.slice_tokens(tokens) for name, tokens in tiers.items()}, kv.block_size)
         self.waiting = Waiting()  # waiting, paused and swapped requests, in one order
         self.prefilling: dict[Request, None] = {}  # in order of admission
         self.paused: dict[Request, None] = {}
@@ -120,8 +120,7 @@ class Standing:
         """Blocks that `req` needs for its next token, if it decodes (or resumes to)."""
         if not req._prefilled:
             return 0
-        held = self.computed(req)
-        return self.kv.held(req, held + 1) - self.kv.held(req, held)
+        return self.kv.opens(req, self.computed(req))
 
     def rank(self, req: Request) -> tuple[Any, float, int]:
         """Its place in the one order: key, arrival, order of entry."""

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from ..policy import INF
+from ..policy import FOREVER, INF
 from .tables import BlockTables
 
 if TYPE_CHECKING:
@@ -24,6 +24,9 @@ class KVCache(ABC):
     Token counts: `tokens` is what the KV of a request holds: prompt + n - 1 after n generated tokens.
     indexes: whether it keeps prefixes for reuse. next_expiry: when the next lease ends (s). epoch: changes whenever what
     `lookup` says may. tables: which blocks each request has, for an engine with memory behind the counts; None: only counts.
+    groups: those of each group of layers, where layers keep different tokens; else `tables` alone. block_tokens: tokens of all
+    layers that a block has memory for. frees: whether blocks come free while a request goes on. passed: how many did in the
+    last step of the last `advance`.
     """
 
     def __init__(self, num_tokens: int, block_size: int, watermark: float) -> None:
@@ -38,16 +41,29 @@ class KVCache(ABC):
         self.indexes = False
         self.next_expiry = INF
         self.epoch = 0
+        self.block_tokens: float = block_size
+        self.frees = False
+        self.passed = 0
         self.tables: BlockTables | None = None
+        self.groups: tuple[BlockTables, ...] = ()
 
     def keep_tables(self) -> BlockTables:
         """Keep `tables` from now on. Raises ValueError once something is held."""
         if self.free != self.num_blocks:
             raise ValueError(f"{self.num_blocks - self.free} KV blocks are held already: keep tables from the start")
         self.tables = BlockTables(self.num_blocks)
+        self.groups = (self.tables,)
         return self.tables
 
+    def slice_tokens(self, tokens: int) -> int:
+        """Tokens that blocks hold in the memory of `tokens` tokens of all layers."""
+        return tokens
+
+    def use_chunks(self, tokens: int) -> None:  # noqa: B027
+        """No chunk of a prefill is longer than `tokens`."""
+
     def blocks(self, tokens: int) -> int:
+        """Blocks in which the KV of a request with `tokens` tokens computed lies."""
         return -(-tokens // self.block_size)
 
     @property
@@ -92,6 +108,14 @@ class KVCache(ABC):
     def held(self, req: Request, tokens: int) -> int:
         """Blocks `req` holds while its KV has room for `tokens`."""
 
+    def opens(self, req: Request, tokens: int) -> int:
+        """Blocks that the next token of `req` takes when its KV holds `tokens`."""
+        return self.held(req, tokens + 1) - self.held(req, tokens)
+
+    def lies_in(self, req: Request, tokens: int) -> Sequence[int]:
+        """The ids of those `blocks` of `req`, in an order that `tokens` alone decides; none where ids are not kept."""
+        return () if self.tables is None else self.tables.of(req)[: self.blocks(tokens)]
+
     def fits(self, blocks: int) -> bool:
         """Do `blocks` more fit above the watermark, with every decoder still able to grow by a token?"""
         return self.short_of(blocks + self.watermark_blocks) <= 0
@@ -116,7 +140,7 @@ class KVCache(ABC):
 
     def enter(self, req: Request, computed: int) -> int:
         """The KV of the first `computed` tokens of `req` (prompt + generated) is there, for others to use. Returns how many
-        blocks fewer are in use, as others hold the same."""
+        blocks fewer are in use, as others hold the same or nobody will attend them. Mutates `free`."""
         return 0
 
     def release(self, req: Request, tokens: int) -> int:
@@ -134,6 +158,10 @@ class KVCache(ABC):
     @abstractmethod
     def room(self, blocks: int | None = None) -> int:
         """Decode steps that fit into `blocks` (None: all that can be had)."""
+
+    def steps_to_free(self) -> int:
+        """Decode steps to the end of the first that frees blocks."""
+        return FOREVER
 
     @abstractmethod
     def join(self, tokens: int) -> None:
@@ -162,4 +190,7 @@ class KVCache(ABC):
         if self.free < 0 or self.free + held != self.num_blocks:
             raise AssertionError(f"KV blocks: free {self.free} + held {held} != total {self.num_blocks}")
         if self.tables is not None:
-            self.tables.check(self.free, (), ((req, 0) for req, _ in holders))
+            self._check_tables(holders, self.tables)
+
+    def _check_tables(self, holders: Sequence[tuple[Request, int]], tables: BlockTables) -> None:
+        tables.check(self.free, (), ((req, self.held(req, tokens), ()) for req, tokens in holders))

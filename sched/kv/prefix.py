@@ -238,15 +238,17 @@ class Prefix(Paged):
 
     def check(self, holders: Iterable[tuple[Request, int]]) -> None:
         """Assert that free + evictable + held + pinned = total, with every block counted anew."""
-        own, ends, indexed = 0, [], []
+        own, ends, tables = 0, [], []
         for req, tokens in holders:
-            own += self.held(req, tokens)
+            held = self.held(req, tokens)
+            own += held
             path = self._paths.get(req)
-            indexed.append((req, 0 if path is None else path.pieces * self._span))
+            above = [] if path is None else [*self.index.up(path.node)][::-1]
+            tables.append((req, held, [block for node in above for block in node.blocks]))
             if path is not None:
                 own -= path.pieces * self._span
                 ends.append(path.node)
-                if path.pieces != sum(len(node.keys) for node in self.index.up(path.node)):
+                if path.pieces != sum(len(node.keys) for node in above):
                     raise AssertionError(f"request {req.rid} holds {path.pieces} indexed pieces, its path is another length")
         if len(ends) != len(self._paths):
             raise AssertionError(f"{len(self._paths)} requests hold prefixes, {len(ends)} of them hold KV")
@@ -258,4 +260,4 @@ class Prefix(Paged):
                 f"{self.num_blocks}"
             )
         if self.tables is not None:
-            self.tables.check(self.free, self.index.blocks(), indexed)
+            self.tables.check(self.free, self.index.blocks(), tables)

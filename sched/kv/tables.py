@@ -14,15 +14,22 @@ if TYPE_CHECKING:
 
 
 class BlockTables:
-    """`free`: ids that nobody has, the next to be taken last."""
+    """`free`: ids that nobody has, the next to be taken last; tables over one pool share it. window: tokens that a token
+    attends, itself included; None: all before it."""
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, window: int | None = None, block_size: int = 1, free: list[int] | None = None) -> None:
         self.num_blocks = num_blocks
-        self.free = list(range(num_blocks - 1, -1, -1))
+        self.window = window
+        self.free = list(range(num_blocks - 1, -1, -1)) if free is None else free
+        self._block_size = block_size
         self._of: dict[Request, list[int]] = {}
 
+    @property
+    def num_requests(self) -> int:
+        return len(self._of)
+
     def of(self, req: Request) -> list[int]:
-        """The blocks of `req`, in the order of its tokens; not to be changed."""
+        """The blocks of `req`, in the order of its tokens, -1 for those given back; not to be changed."""
         return self._of[req]
 
     def admit(self, req: Request, shared: Sequence[int], num_own: int) -> None:
@@ -35,6 +42,23 @@ class BlockTables:
         self._of[req].append(block)
         return block
 
+    def passed(self, computed: int) -> int:
+        """Leading blocks that no token from `computed` on attends."""
+        return 0 if self.window is None else max(computed - self.window + 1, 0) // self._block_size
+
+    def trim(self, req: Request, computed: int, num_blocks: int = 0) -> None:
+        """`req` has `computed` tokens of KV now: blocks that it has passed become -1 in its table, and go to its end until that
+        has `num_blocks` entries, or back."""
+        end = first = self.passed(computed)
+        table = self._of[req]
+        while first and table[first - 1] >= 0:
+            first -= 1
+        gone = table[first:end]
+        table[first:end] = [-1] * len(gone)
+        kept = max(num_blocks - len(table), 0)
+        table += gone[:kept]
+        self.free += gone[kept:]
+
     def share(self, req: Request, at: int, shared: Sequence[int]) -> None:
         """From block `at` on, those of `req` go back and `shared` ones, with the same in them, take their place."""
         table = self._of[req]
@@ -43,7 +67,8 @@ class BlockTables:
 
     def release(self, req: Request, num_indexed: int = 0) -> None:
         """Give back the blocks of `req`, but for the first `num_indexed`, which the prefix index has."""
-        self.free += self._of.pop(req)[num_indexed:]
+        table = self._of.pop(req)[num_indexed:]
+        self.free += table if self.window is None else [block for block in table if block >= 0]
 
     def give(self, blocks: Iterable[int]) -> None:
         """Blocks that the prefix index has evicted."""
@@ -58,19 +83,21 @@ class BlockTables:
         del self.free[-num:]
         return taken[::-1]
 
-    def check(self, num_free: int, indexed: Sequence[int], num_indexed: Iterable[tuple[Request, int]]) -> None:
-        """Assert that every block is in one place: free, in the prefix index, or one request's own. num_indexed: for each
-        request that holds KV, how many of its first blocks are the index's."""
-        places = [*self.free, *indexed]
-        holders = dict(num_indexed)
-        if holders.keys() != self._of.keys():
-            raise AssertionError(f"{len(self._of)} requests have block tables, {len(holders)} hold KV")
-        known = set(indexed)
-        for req, num in holders.items():
-            table = self._of[req]
-            places += table[num:]
-            if not known.issuperset(table[:num]):
-                raise AssertionError(f"request {req.rid} shares blocks that the prefix index does not have")
+    def check(self, num_free: int, indexed: Sequence[int], holders: Iterable[tuple[Request, int, Sequence[int]]]) -> None:
+        """Assert that every block is in one place: free, in the prefix index, or one request's own; and that tables are as
+        counted. indexed: the index's blocks. holders: of each request that holds KV, how many blocks, and those of the index
+        among them, which come first."""
+        places, num = [*self.free, *indexed], 0
+        for req, held, shared in holders:
+            num += 1
+            table = self._of.get(req, [])
+            if len(table) != held:
+                raise AssertionError(f"request {req.rid} has {len(table)} blocks in its table, holds {held}")
+            if table[: len(shared)] != list(shared):
+                raise AssertionError(f"request {req.rid} has blocks {table}, the prefix index {shared} for the first of them")
+            places += table[len(shared) :]
+        if num != len(self._of):
+            raise AssertionError(f"{len(self._of)} requests have block tables, {num} hold KV")
         if len(self.free) != num_free:
             raise AssertionError(f"{len(self.free)} blocks are free, counted {num_free}")
         if sorted(places) != list(range(self.num_blocks)):
