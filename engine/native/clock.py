@@ -1,0 +1,25 @@
+"""A clock that cannot be hurried."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+
+class WallClock:
+    """Seconds since it was made. `wait` sleeps, at most until `wake` is set; `advance` has nothing to do: time has passed."""
+
+    def __init__(self, wake: threading.Event | None = None) -> None:
+        self._start = time.perf_counter()
+        self._wake = wake or threading.Event()
+
+    @property
+    def now(self) -> float:
+        return time.perf_counter() - self._start
+
+    def wait(self, until: float) -> None:
+        """Sleep until `until` (s), or until somebody sets `wake`."""
+        self._wake.wait(max(until - self.now, 0.0))
+
+    def advance(self, to: float) -> None:
+        """Nothing: `to` is past."""

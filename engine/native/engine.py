@@ -1,0 +1,142 @@
+"""NativeEngine: a model, its attention backend and its KV memory in one place, ready to be driven by a scheduler."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from lengthwise.sched import Clock, Plan, Request, Swap
+from lengthwise.sched.kv import KVCache
+from lengthwise.sched.kv.grouped import Grouped
+
+from .attention.backend import Attention
+from .attention.choose import choose
+from .executor import NativeExecutor
+from .generation import GREEDY, Generation
+from .graphs import decode_graphs
+from .memory import kv_bytes_per_token, pool_tokens
+from .model import ServedModel
+from .pool import Pool
+from .sampling import SamplingParams
+from .text import Text
+
+KV_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+Answers = Mapping[int, int] | Sequence[int]  # rid -> length in tokens
+
+
+class NativeEngine:
+    """Serves `model`. attention: a backend by name, or the fastest that works there. kv_dtype: what KV is kept in, a key of
+    KV_DTYPES; None: as the model computes. threads: of the CPU; None: as torch has them. memory_share: of the memory that is
+    free, what the KV pool may take."""
+
+    def __init__(
+        self,
+        model: ServedModel,
+        *,
+        attention: str = "auto",
+        kv_dtype: str | None = None,
+        threads: int | None = None,
+        memory_share: float = 0.8,
+    ) -> None:
+        if not 0.0 < memory_share <= 1.0:
+            raise ValueError(f"memory_share {memory_share} is not within (0, 1]")
+        if threads is not None:
+            torch.set_num_threads(threads)
+        self.model = model
+        self.kv_dtype = kv_dtype or KV_NAMES[model.dtype]
+        self._asked = attention
+        self.attention = self._choose(block_size=16)
+        self.memory_share = memory_share
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        return kv_bytes_per_token(self.model.layers, self.kv_dtype)
+
+    def pool_tokens(self) -> int:
+        """Tokens of KV that fit into what memory is free now. Raises ValueError when none do."""
+        return pool_tokens(self.model, self.kv_dtype, self.memory_share)
+
+    def new_pools(self, kv: KVCache) -> list[Pool]:
+        """Memory for what `kv` counts, attached to the model's layers. Mutates `attention`, if another backend is the one to
+        choose for blocks of that size. Raises ValueError where groups of layers do not fit the model."""
+        model = self.model
+        self.attention = self._choose(kv.block_size)
+        if not isinstance(kv, Grouped):
+            return model.new_pools(self.attention, kv.num_blocks, kv.block_size, self.kv_dtype)
+        places = kv.place([spec.window for spec in model.layers])
+        model.layers = [replace(spec, group=group) for spec, (group, _) in zip(model.layers, places, strict=True)]
+        if len({(spec.num_kv_heads, spec.k_dim, spec.v_dim) for spec in model.layers}) > 1:
+            raise ValueError(f"layers of {model.name} differ in what they keep of a token: they cannot share blocks")
+        pools = [
+            self.attention.new_pool(model.layers[0], kv.num_blocks, kv.block_size, self.kv_dtype, model.device)
+            for _ in range(kv.layers_per_block)
+        ]
+        model.attach(self.attention, [pools[number] for _, number in places])
+        return pools
+
+    def _choose(self, block_size: int) -> Attention:
+        specs, softcap = self.model.layers, getattr(self.model.config, "attn_logit_softcapping", None)
+
+        def unfit(attention: Any) -> str | None:
+            ask = getattr(attention, "unfit", None)
+            reasons = (ask(spec, block_size, self.kv_dtype, softcap) for spec in specs) if ask else ()
+            return next((reason for reason in reasons if reason), None)
+
+        return choose(self._asked, self.model.device, unfit)
+
+    def executor(
+        self,
+        kv: KVCache,
+        clock: Clock,
+        *,
+        sampling: Callable[[Request], SamplingParams] | None = None,
+        answer_lens: Answers | None = None,
+        seconds: Callable[[Plan], float] | None = None,
+        swap_seconds: Callable[[Sequence[Swap]], float] | None = None,
+        seed: int = 0,
+        max_num_seqs: int = 256,
+        texts: bool = False,
+    ) -> NativeExecutor:
+        """An executor for one run, with empty KV memory as large as `kv` counts. One at a time: the layers of the model are
+        attached to its pools.
+
+        sampling: how a request's tokens are chosen; None: greedily. answer_lens: answers are so long whatever their tokens are;
+        None: end tokens decide. seconds, swap_seconds: step and copy times as told, for a clock that jumps. texts: keep texts of
+        answers beside their tokens; those with stop strings always are. Raises ValueError for texts without a tokenizer.
+        """
+        model = self.model
+        if texts and model.tokenizer is None:
+            raise ValueError(f"{model.name} has no tokenizer: it gives tokens only")
+
+        def begin(request: Request) -> Generation:
+            ids = request.prompt_ids
+            if ids is None or len(ids) != request.prompt_len:
+                there = "none" if ids is None else len(ids)
+                raise ValueError(f"request {request.rid} has {there} prompt_ids, its prompt_len is {request.prompt_len}")
+            params = GREEDY if sampling is None else sampling(request)
+            text = None
+            if texts or params.stop:
+                if model.tokenizer is None:
+                    raise ValueError(f"request {request.rid} has stop strings, and {model.name} has no tokenizer")
+                text = Text(model.tokenizer, params.stop, params.min_new_tokens)
+            return Generation(
+                request,
+                ids,
+                params,
+                seed=seed + request.rid,
+                end_ids=model.eos_ids,
+                answer_len=None if answer_lens is None else answer_lens[request.rid],
+                text=text,
+            )
+
+        pools = self.new_pools(kv)
+        graphs = decode_graphs(
+            model, self.attention, block_size=kv.block_size, max_num_seqs=max_num_seqs, max_model_len=model.max_positions
+        )
+        run = model.forward if graphs is None else graphs.run
+        return NativeExecutor(
+            model, run, pools, kv, clock, begin, max_num_seqs=max_num_seqs, seconds=seconds, swap_seconds=swap_seconds
+        )

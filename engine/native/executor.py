@@ -1,0 +1,142 @@
+"""NativeExecutor: runs plans on a real model. It alone knows the tokens, and so when an answer ends.
+
+Every plan is one step. `submit` does what can be done before the tokens are known: copies, input arrays, the forward; `collect`
+takes the tokens and says who has finished.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from torch import Tensor
+
+from lengthwise.sched import Clock, Finished, Outcome, Plan, Request, Swap
+from lengthwise.sched.kv import KVCache
+from lengthwise.sched.plan import Failure
+
+from .batch import Batch
+from .generation import Generation
+from .model import ServedModel
+from .pool import Pool
+from .rows import Rows
+from .sampling import Sampler
+from .swap import SwapStore
+
+
+class InFlight(NamedTuple):
+    """A step under way. emitting: generations that get a token, decoding rows first, in the order of `logits`."""
+
+    plan: Plan
+    emitting: list[Generation]
+    logits: Tensor | None
+
+
+class NativeExecutor:
+    """Executes plans for one model, KV cache and clock.
+
+    run: the model's forward, or whatever does the same faster. begin: makes the Generation of a request when it is first seen.
+    seconds, swap_seconds: times of a step and of its copies as told, for a clock that jumps (parity with a simulation); None:
+    the clock's own. `generations` holds every request that has started; `forget` one when it has ended, for whatever reason.
+    host_seconds, num_steps: time spent around the forwards, and how many there were.
+    """
+
+    def __init__(
+        self,
+        model: ServedModel,
+        run: Callable[[Batch], Tensor],
+        pools: Sequence[Pool],
+        kv: KVCache,
+        clock: Clock,
+        begin: Callable[[Request], Generation],
+        *,
+        max_num_seqs: int = 256,
+        seconds: Callable[[Plan], float] | None = None,
+        swap_seconds: Callable[[Sequence[Swap]], float] | None = None,
+    ) -> None:
+        if kv.tables is None:
+            kv.keep_tables()
+        self.generations: dict[Request, Generation] = {}
+        self.host_seconds = 0.0
+        self.num_steps = 0
+        self._model = model
+        self._run = run
+        self._clock = clock
+        self._begin = begin
+        self._seconds = seconds
+        self._swap_seconds = swap_seconds
+        num_groups = 1 + max(spec.group for spec in model.layers)
+        self._rows = Rows(kv.groups, kv.block_size, max_num_seqs, model.device, num_groups)
+        self._store = SwapStore(pools)
+        self._sampler = Sampler(model.vocab_size, model.eos_ids)
+
+    def submit(self, plan: Plan) -> InFlight:
+        begun = time.perf_counter()
+        rows, generations = self._rows, self.generations
+        for request in plan.leaves:
+            rows.leave(request)
+        for copy in plan.swaps:
+            self._store.copy(copy)
+        for request in plan.joins:
+            rows.join(generations[request])
+        texts = []
+        for chunk in plan.chunks:
+            generation = generations.get(chunk.request)
+            if generation is None:
+                generation = generations[chunk.request] = self._begin(chunk.request)
+            texts.append(generation.tokens)
+        batch = rows.batch(plan.num_decode, plan.num_padding, plan.chunks, texts)
+        emitting = [*rows.members] if plan.num_decode else []
+        emitting += [generations[chunk.request] for chunk in plan.chunks if chunk.last]
+        ready = time.perf_counter()
+        hidden = self._run(batch)
+        logits = self._model.logits(hidden) if emitting else None
+        self.host_seconds += ready - begun
+        return InFlight(plan, emitting, logits)
+
+    def collect(self, ticket: InFlight, until: float) -> Outcome:
+        """One step, whatever `until` (s) and plan.repeat say."""
+        plan, emitting, logits = ticket
+        begun = time.perf_counter()
+        finished: list[Finished] = []
+        failures: list[Failure] = []
+        if logits is not None:
+            self._take(plan.num_decode, emitting, logits, finished, failures)
+        self.num_steps += 1
+        end = self._end(plan)
+        self.host_seconds += time.perf_counter() - begun
+        return Outcome(1, [end], 1 if plan.num_decode else 0, finished, failures=failures)
+
+    def _end(self, plan: Plan) -> float:
+        end = self._clock.now
+        if self._seconds is not None:
+            if plan.swaps and self._swap_seconds is not None:
+                end += self._swap_seconds(plan.swaps)
+            end += self._seconds(plan)
+        return end
+
+    def _take(
+        self, num_decode: int, emitting: list[Generation], logits: Tensor, finished: list[Finished], failures: list[Failure]
+    ) -> None:
+        sampled = self._sampler.sample(logits, emitting)
+        tokens = sampled.token_ids
+        if num_decode:
+            self._rows.advance(tokens[:num_decode])
+        for i, (generation, token) in enumerate(zip(emitting, tokens, strict=True)):
+            request = generation.request
+            if i in sampled.failures:
+                failures.append(Failure(request, sampled.failures[i]))  # the scheduler takes it off the batch
+                continue
+            if (entry := sampled.logprobs[i]) is not None:
+                generation.logprobs.append(entry)
+            reason = generation.take(token)
+            if reason is not None:
+                finished.append(Finished(request, generation.num_output, reason))
+                if i < num_decode:
+                    self._rows.leave(request)
+
+    def forget(self, request: Request) -> Generation | None:
+        """Drop what is kept of a request that has ended; returns it. None if it never started."""
+        self._store.drop(request)
+        return self.generations.pop(request, None)
