@@ -1,0 +1,1 @@
+"""C++ of the CPU: sources, and how they are built on first use."""
