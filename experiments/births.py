@@ -97,8 +97,8 @@ def _values(workload: Workload, name: str, start: int, end: int) -> list[Any] | 
 
 
 def _more(workload: Workload, start: int, end: int) -> Iterator[dict[str, Any]] | None:
-    """Keyword arguments of the requests [start, end): client and the like, objectives, prompt text, prefix hashes. Missing
-    values are left out. None when there is nothing of the kind."""
+    """Keyword arguments of the requests [start, end): client and the like, objectives, prompt text and ids, prefix hashes.
+    Missing values are left out. None when there is nothing of the kind."""
     dataset, rows = workload.dataset, workload.rows[start:end].tolist()
     columns: dict[str, list[Any]] = {}
     for name, make in FIELDS.items():
@@ -114,6 +114,8 @@ def _more(workload: Workload, start: int, end: int) -> Iterator[dict[str, Any]] 
         columns["slo"] = [_slo(names, bounds, kept) for bounds in zip(*objectives, strict=True)]
     if dataset.prompts is not None:
         columns["prompt"] = [dataset.prompts[row] for row in rows]
+    if dataset.prompt_ids is not None:
+        columns["prompt_ids"] = [dataset.prompt_ids[row] for row in rows]
     if dataset.block_hashes is not None:
         columns["block_hashes"] = [dataset.block_hashes[row] for row in rows]
     if not columns:

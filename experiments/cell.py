@@ -13,11 +13,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from lengthwise.engine.simulated import SimulatedClock
-from lengthwise.engine.simulated.hardware import Hardware
 from lengthwise.predictors.latency import LatencyModel
 from lengthwise.predictors.predictions import Predictions
-from lengthwise.sched import SLO, Scheduler, serve
+from lengthwise.sched import SLO, Clock, Scheduler, serve
 
 from .dataset import Workload
 from .draw import draw, stream
@@ -25,14 +23,14 @@ from .nodes import (
     Config,
     is_learned,
     load_dataset,
-    load_hardware,
-    load_kv,
     load_policy,
     load_scheduler,
+    load_stage,
     make,
+    new_kv,
     predictor_target,
 )  # fmt: skip
-from .provenance import cell_names, name, provenance, range_marks, session_marks
+from .provenance import cell_names, name, provenance, session_marks
 from .recorder import Recorder
 from .run import Run, build
 from .sessions import SessionSource
@@ -49,11 +47,19 @@ class Prepared(Protocol):
 
 
 def run_cell(cfg: Config, prepared: Prepared) -> Run:
-    """Simulate one cell. Deterministic in cfg and what `prepared` holds; measured CPU times stand apart as volatile.
+    """Run one cell on the stage that its executor node names. A simulated one is deterministic in cfg and what `prepared`
+    holds, measured CPU times standing apart as volatile; on a real engine only what is decided is, not what is timed.
 
-    Raises ValueError on a config that cannot be run, before anything is simulated.
+    Raises ValueError on a config that cannot be run, before anything is.
     """
-    dataset, hardware, policy = load_dataset(cfg), load_hardware(cfg), load_policy(cfg)
+    stage, policy = load_stage(cfg), load_policy(cfg)
+    stage.check(cfg)
+    dataset = load_dataset(cfg)
+    pool = stage.pool_tokens(cfg)
+    kv = new_kv(cfg, pool)
+    dataset = stage.named(dataset, kv)
+    if dataset.block_hashes is not None:
+        kv.use_hashes(dataset.hash_tokens)
     rate = cfg["rate"]
     load = cfg["load"] if rate is None else None  # a stated rate goes before the load
     if load is not None:
@@ -74,19 +80,16 @@ def run_cell(cfg: Config, prepared: Prepared) -> Run:
     counted = _window(workload, n, load, rate, over)
     if cap is not None:
         counted = _capped(counted, cap, workload)
-    clock, recorder, kv = SimulatedClock(), Recorder(window=(counted.begin, counted.end)), load_kv(cfg, hardware, dataset)
-    executor = make(cfg["executor"])(
-        clock=clock, cost=hardware.cost, output_lens=workload.output_len.tolist(),
-        swap_seconds=lambda swaps: hardware.swap_seconds(swaps, kv.block_size),
-    )  # fmt: skip
-    scheduler = load_scheduler(cfg, policy, kv)
+    recorder = Recorder(window=(counted.begin, counted.end))
+    scheduler = load_scheduler(cfg, policy, kv, stage.max_model_len(cfg))
     source: WorkloadSource | SessionSource
     if workload.is_open:
         source = WorkloadSource(workload, predicted.columns, predicted.ready, gate=bool(needs), measured=n)
     else:
         source = SessionSource(workload, predicted.columns, predicted.latency)
+    clock, executor, forget = stage.begin(cfg, kv, workload)
     start = time.process_time()
-    stopped = _serve(source, scheduler, executor, clock, recorder, n, cap)
+    stopped = _serve(source, scheduler, executor, clock, Watched(recorder, n, stage.look, forget), cap)
     cpu = time.process_time() - start
     # those who came during a step that the cap ended were there too
     num_born = source.num_born if stopped is None else int(np.searchsorted(workload.arrival, stopped))
@@ -102,17 +105,16 @@ def run_cell(cfg: Config, prepared: Prepared) -> Run:
         slo=SLO(**cfg["slo"]),
         window=counted,
         run_end=stopped,
-        cost=hardware.cost,
-        engine=_swapped(scheduler, hardware),
+        cost=stage.cost(cfg),
+        engine=_swapped(scheduler, stage.kv_bytes(cfg)),
         token_budget=cfg["limits"]["token_budget"],
-        cell=cell_names(cfg, load, rate),
-        provenance={**provenance(cfg, dataset, workload, hardware), "predictor": info},
-        volatile={"simulate_cpu": cpu, "predictor_ms_per_request": predicted.info.get("ms_per_request")},
+        cell={**cell_names(cfg, load, rate), **stage.names(cfg)},
+        provenance={**provenance(cfg, dataset, workload, pool), **stage.provenance(cfg), "predictor": info},
+        volatile={"predictor_ms_per_request": predicted.info.get("ms_per_request")},
     )
-    # of the whole loop, the simulated executor included: an upper bound on what scheduling costs
-    run.summary["volatile"]["overhead_us_per_step"] = cpu / max(int(run.steps["num_steps"].sum()), 1) * 1e6
+    run.summary["volatile"].update(stage.measured(executor, cpu, int(run.steps["num_steps"].sum())))
     run.workload = workload
-    marks = [*range_marks(run, hardware), *session_marks(run, workload, rate)]
+    marks = [*stage.marks(cfg, run), *session_marks(run, workload, rate)]
     run.summary["provenance"]["marks"] = [*predicted.info.get("marks", []), *marks]
     return run
 
@@ -125,23 +127,23 @@ def _capped(counted: Window, cap: float, workload: Workload) -> Window:
 
 
 def _serve(
-    source: Any, scheduler: Scheduler, executor: Any, clock: SimulatedClock, recorder: Recorder, n: int, cap: float | None
+    source: Any, scheduler: Scheduler, executor: Any, clock: Clock, observer: Watched, cap: float | None
 ) -> float | None:
     """Run until empty: None; or until the first step boundary at or after `cap` (s), whoever is left unfinished: its time."""
     try:
-        serve(source if cap is None else Capped(source, cap), scheduler, executor, clock, Watched(recorder, n))
+        serve(source if cap is None else Capped(source, cap), scheduler, executor, clock, observer)
     except CapReached as stop:
-        recorder.cut_off(scheduler, stop.now)
+        observer.recorder.cut_off(scheduler, stop.now)
         return stop.now
     return None
 
 
-def _swapped(scheduler: Scheduler, hardware: Hardware) -> dict[str, float | int]:
-    """What swapping came to over the whole run; empty where there is no tier to swap to."""
+def _swapped(scheduler: Scheduler, kv_bytes: float) -> dict[str, float | int]:
+    """What swapping came to over the whole run; empty where there is no tier to swap to. kv_bytes: of a token."""
     swapping = scheduler.swapping
     if not swapping.tiers.sizes:
         return {}
-    moved = (swapping.blocks_out + swapping.blocks_in) * scheduler.kv.block_size * hardware.kv_bytes_per_token
+    moved = (swapping.blocks_out + swapping.blocks_in) * scheduler.kv.block_tokens * kv_bytes
     return {"num_swaps": swapping.num_outs, "swapped_bytes": moved, "num_swap_full": swapping.num_full}
 
 

@@ -24,15 +24,17 @@ VOLATILE = (  # where results go, how they are shown and what they are wanted fo
 PACKAGE = Path(lengthwise.__file__).parent
 LEARNING = (
     "predictors", "experiments/workloads", "experiments/learned.py", "experiments/nodes.py", "experiments/dataset.py",
-    "experiments/reshape.py", "experiments/prefixes.py",
+    "experiments/reshape.py", "experiments/prefixes.py", "experiments/served.py",
 )  # fmt: skip
 READERS = frozenset(  # modules of experiments/ that start cells or read their results: no part of what a cell is
     f"experiments/{name}.py"
     for name in (
         "app", "bisection", "capacity", "capacity_app", "capacity_table", "catalogue", "cellhash", "comparison", "composer",
         "contract", "criterion", "data", "fetching", "hints", "job", "launch", "load_runs", "manifest", "paths", "prepare",
-        "probes", "progress", "ranges", "report", "simulate", "size", "stability", "stored", "study", "sweep", "table",
+        "probes", "profile", "profile_app", "profile_fit", "progress", "ranges", "report",
+        "simulate", "size", "stability", "stored", "study", "sweep", "table",
         "token_cost", "trace_summary", "tracking", "train", "train_report", "tune", "tune_report", "validate",
+        "validate_app", "validate_engine",
         "wandb_check", "wandb_log", "wandb_predictors", "wandb_session",
     )
 )  # fmt: skip
@@ -114,7 +116,8 @@ def files(node: Any) -> dict[str, str]:
     found = {}
     data = os.environ.get("LENGTHWISE_DATA")
     for text in _strings(node):
-        for path in ([Path(data).expanduser() / text] if data and text else []) + ([Path(text)] if "/" in text else []):
+        named = "/" in text or text.endswith(".yaml")
+        for path in ([Path(data).expanduser() / text] if data and text else []) + ([Path(text)] if named else []):
             if path.is_file() or ("/" in text and path.exists()):
                 found[text] = _hash(path)
                 break

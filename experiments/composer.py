@@ -35,6 +35,9 @@ def _dressed(cfg: dict[Any, Any], choices: Mapping[str, Any]) -> Cfg:
             cfg[key] = float(cfg[key])
     cfg.setdefault("predictor", None)  # predictor=none is an empty node
     kept = {group: name for group, name in choices.items() if "hydra/" not in group and group not in ("study", "figure")}
+    if "model" not in (cfg.get("executor") or {}):  # nobody is served: whatever model is named makes no difference
+        kept.pop("model", None)
+    cfg.pop("model", None)  # else it stands in the executor's node
     for group in ("population", "reshape"):  # where nothing is chosen nothing is said
         if kept.get(group) in (None, "none"):
             kept.pop(group, None)

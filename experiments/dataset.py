@@ -31,7 +31,7 @@ class Dataset:
     block_hashes: per row, the names of its prompt's pieces of hash_tokens tokens, in order, chained: two rows with the same
     name at a place share the prompt up to the end of that piece. Only whole pieces can be reused. A `range` names the pieces
     of a conversation by their place, answers included, for as far as it will ever go. samples (N, k): all measured output
-    lengths of a row's prompt, of which output_len is one.
+    lengths of a row's prompt, of which output_len is one. prompt_ids: per row, the prompt as tokens of the model that is asked.
     """
 
     name: str
@@ -51,12 +51,14 @@ class Dataset:
     block_hashes: Sequence[Sequence[int]] | None = None
     hash_tokens: int = 0
     samples: Ints | None = None
+    prompt_ids: Sequence[Sequence[int]] | None = None
 
     def __post_init__(self) -> None:
         n = len(self.prompt_len)
         columns = {
             "output_len": self.output_len, "censored": self.censored, "group": self.group, "prompts": self.prompts,
-            "arrival": self.arrival, "block_hashes": self.block_hashes, "samples": self.samples, **self.columns,
+            "arrival": self.arrival, "block_hashes": self.block_hashes, "samples": self.samples,
+            "prompt_ids": self.prompt_ids, **self.columns,
         }  # fmt: skip
         for name, column in columns.items():
             if column is not None and len(column) != n:

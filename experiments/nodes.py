@@ -5,15 +5,20 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from hydra.errors import InstantiationException
 from hydra.utils import get_object, instantiate
+from omegaconf import OmegaConf
 
 from lengthwise.engine.simulated.hardware import Hardware
 from lengthwise.sched import KVCache, Policy, Scheduler
 
 from .dataset import Dataset
+
+if TYPE_CHECKING:
+    from .stage import Stage
 
 Config = Mapping[str, Any]
 
@@ -33,12 +38,22 @@ def make(node: Any) -> Any:
         raise error.__cause__ from error
 
 
+def load_stage(cfg: Config) -> Stage:
+    """Where the cell is run. Raises ValueError when the executor node stands for something else."""
+    stage: Stage = make(cfg["executor"])
+    if not hasattr(stage, "begin"):
+        raise ValueError(f"executor gave a {type(stage).__name__}, not a Stage")
+    return stage
+
+
 def load_dataset(cfg: Config) -> Dataset:
-    """The cell's Dataset, reshaped where the config says so; loaded once per process and config."""
+    """The cell's Dataset, reshaped where the config says so, as its stage can serve it; loaded once per process and config."""
     parts = [cfg["workload"], cfg.get("reshape")]
     if any(part is not None and not isinstance(part, Mapping) for part in parts):
-        return _dataset(*parts)
-    return _load_dataset(json.dumps(parts, sort_keys=True))
+        dataset = _dataset(*parts)
+    else:
+        dataset = _load_dataset(json.dumps(parts, sort_keys=True))
+    return dataset if cfg.get("executor") is None else load_stage(cfg).rows(dataset)
 
 
 @lru_cache(maxsize=4)
@@ -48,7 +63,8 @@ def _load_dataset(parts: str) -> Dataset:
 
 def rows_key(cfg: Config) -> dict[str, Any]:
     """What the Dataset depends on, as plain nodes where they are nodes."""
-    parts = {"workload": cfg["workload"], "reshape": cfg.get("reshape")}
+    served = {} if cfg.get("executor") is None else load_stage(cfg).rows_key()
+    parts = {"workload": cfg["workload"], "reshape": cfg.get("reshape"), "served": served or None}
     return {key: dict(node) if isinstance(node, Mapping) else node for key, node in parts.items() if node is not None}
 
 
@@ -63,14 +79,33 @@ def _dataset(node: Any, reshape: Any) -> Dataset:
 
 
 def load_hardware(cfg: Config) -> Hardware:
-    if isinstance(cfg["hardware"], Hardware):
-        return cfg["hardware"]
-    return _load_hardware(json.dumps(cfg["hardware"], sort_keys=True))
+    """Raises ValueError where there is none, or the node stands for something else."""
+    node = cfg.get("hardware")
+    if isinstance(node, Hardware):
+        return node
+    if node is None:
+        raise ValueError("hardware=null, and this needs one: a node, or a profile (hardware=profiled hardware.path=PATH)")
+    path = Path(node["path"]).expanduser() if node.get("path") else None
+    stamp = path.stat().st_mtime_ns if path is not None and path.is_file() else 0
+    return _load_hardware(json.dumps(node, sort_keys=True), stamp)
 
 
 @lru_cache(maxsize=8)
-def _load_hardware(node: str) -> Hardware:
+def _load_hardware(node: str, stamp: int) -> Hardware:
+    """stamp: when the file that the node names was written, so that a profile made anew is read anew."""
     hardware: Hardware = make(json.loads(node))
+    if not isinstance(hardware, Hardware):
+        raise ValueError(f"hardware gave a {type(hardware).__name__}, not a Hardware")
+    return hardware
+
+
+def read_hardware(path: str) -> Hardware:
+    """The hardware node in the YAML file `path`, as `lengthwise profile` writes it. Raises ValueError, saying how to make one,
+    when there is none."""
+    file = Path(path).expanduser()
+    if not file.is_file():
+        raise ValueError(f"there is no profile {file}: `lengthwise profile model=NAME out={path}` measures one")
+    hardware: Hardware = make(OmegaConf.to_container(OmegaConf.load(file), resolve=True))
     return hardware
 
 
@@ -82,9 +117,15 @@ def load_policy(cfg: Config) -> Policy:
 
 
 def load_kv(cfg: Config, hardware: Hardware, dataset: Dataset) -> KVCache:
-    kv: KVCache = make(cfg["kv"])(num_tokens=pool_tokens(cfg, hardware))
+    kv = new_kv(cfg, pool_tokens(cfg, hardware))
     if dataset.block_hashes is not None:
         kv.use_hashes(dataset.hash_tokens)
+    return kv
+
+
+def new_kv(cfg: Config, num_tokens: int) -> KVCache:
+    """An empty KV cache of `num_tokens` tokens."""
+    kv: KVCache = make(cfg["kv"])(num_tokens=num_tokens)
     return kv
 
 
@@ -94,7 +135,8 @@ def pool_tokens(cfg: Config, hardware: Hardware) -> int:
     return hardware.kv_pool_tokens() if given is None else given
 
 
-def load_scheduler(cfg: Config, policy: Policy, kv: KVCache) -> Scheduler:
+def load_scheduler(cfg: Config, policy: Policy, kv: KVCache, max_model_len: int | None = None) -> Scheduler:
+    """max_model_len: instead of the limits' own."""
     limits = cfg["limits"]
     return Scheduler(
         policy,
@@ -103,7 +145,7 @@ def load_scheduler(cfg: Config, policy: Policy, kv: KVCache) -> Scheduler:
         make(cfg["preemption"]),
         max_num_seqs=limits["max_num_seqs"],
         token_budget=limits["token_budget"],
-        max_model_len=limits["max_model_len"],
+        max_model_len=limits["max_model_len"] if max_model_len is None else max_model_len,
         clip=limits.get("clip", False),
         check=cfg.get("check", False),
     )

@@ -43,6 +43,7 @@ SATURATION = (
     "experiments/dataset.py",
     "experiments/reshape.py",
     "experiments/prefixes.py",
+    "experiments/served.py",
 )
 
 

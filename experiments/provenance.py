@@ -13,7 +13,7 @@ from lengthwise.engine.simulated.hardware import Hardware
 from lengthwise.predictors.artefact import library_versions
 
 from .dataset import Dataset, Workload
-from .nodes import Config, pool_tokens
+from .nodes import Config
 from .run import Run
 
 
@@ -37,20 +37,19 @@ def cell_names(cfg: Config, load: float | None, rate: float | None) -> dict[str,
     return {**names, "load": load, "rate": rate, "seed": cfg["seed"], "num_requests": cfg["num_requests"]}
 
 
-def provenance(cfg: Config, dataset: Dataset, workload: Workload, hardware: Hardware) -> dict[str, Any]:
-    """What the numbers rest on."""
+def provenance(cfg: Config, dataset: Dataset, workload: Workload, pool: int) -> dict[str, Any]:
+    """What the numbers rest on, wherever the cell is run. pool: tokens of KV."""
     censored = dataset.censored
     return {
         "version": lengthwise.__version__,
         "versions": {**library_versions(), "python": platform.python_version()},
-        "hardware": {"name": hardware.name, "model": hardware.model, **hardware.provenance},
         "workload": {
             "name": dataset.name, "unit": dataset.unit, "source": dataset.source, "licence": dataset.licence,
             "num_rows": len(dataset), "dropped": dict(dataset.dropped), "max_new_tokens": dataset.max_new_tokens,
             "num_censored": 0 if censored is None else int(censored[workload.rows].sum()),
             **dict(dataset.notes), **dict(workload.notes),
         },
-        "kv_pool_tokens": pool_tokens(cfg, hardware),
+        "kv_pool_tokens": pool,
         "seed": cfg["seed"],
     }  # fmt: skip
 

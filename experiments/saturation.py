@@ -43,7 +43,7 @@ class FinishTimes:
 def saturation_key(cfg: Config) -> dict[str, Any]:
     """What the rate depends on: limits, pool, hardware, lengths. Not system, policy, arrivals, load or seed: all are to be
     compared at the same rates. An object (not a node) stands for itself, and cannot be written as JSON."""
-    parts = {part: cfg[part] for part in ("limits", "hardware")}
+    parts = {part: cfg.get(part) for part in ("limits", "hardware")}
     return {part: dict(node) if isinstance(node, Mapping) else node for part, node in parts.items()} | rows_key(cfg)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from hydra.utils import get_object
 from numpy.typing import NDArray
 from omegaconf import OmegaConf
 
@@ -48,7 +49,8 @@ class OnTheFly:
 
 
 def simulate(policy: Any = "fcfs", predictor: Any = "none", workload: Any = "synthetic", **options: Any) -> Run:
-    """Simulate one cell and return its Run (`.requests`, `.steps`, `.summary`). `options` as in `compose`.
+    """Simulate one cell and return its Run (`.requests`, `.steps`, `.summary`). `options` as in `compose`; with
+    executor="native" it is run on the real engine, in real time.
 
     Raises ValueError on an unknown name or field, naming the choices.
     """
@@ -63,13 +65,14 @@ def compose(
     predictor: Any = "none",
     workload: Any = "synthetic",
     arrivals: Any = "poisson",
-    hardware: Any = "llama31_8b_h100",
+    hardware: Any = None,
     batching: Any = "chunked",
     kv: Any = "paged",
     preemption: Any = "pause",
     slo: Any = "chat",
     limits: Any = "default",
     executor: Any = "simulated",
+    model: Any = "smollm2",
     population: Any = None,
     reshape: Any = None,
     load: float | None = None,
@@ -86,14 +89,23 @@ def compose(
     Each part is the name of a config node ("srpt"), a mapping with `_target_`, or an object (`SRPT(overrun="clip")`, a
     Dataset). load: rate / saturation rate (0.8 unless load or rate, in requests/s, is given, or the arrivals have their own).
     window: warm_up, cool_down, unit (seconds or share), as in `windows.window`. resample: draw rows again when there are fewer
-    than num_requests. population, reshape: None for none. `overrides` replace fields of `limits`: `max_num_seqs=64`.
+    than num_requests. population, reshape: None for none. hardware: None for what the executor has where none is chosen.
+    model: what a native executor serves, a node's name, a mapping or a ServedModel. `overrides` replace fields of `limits`:
+    `max_num_seqs=64`.
     """
-    parts = {
+    node = _node("executor", executor)
+    stage = get_object(node["_target_"]) if isinstance(node, Mapping) else node
+    hardware = stage.default_hardware if hardware is None else hardware
+    parts: dict[str, Any] = {
         "policy": policy, "predictor": predictor, "workload": workload, "arrivals": arrivals, "hardware": hardware,
         "batching": batching, "kv": kv, "preemption": preemption, "slo": slo, "limits": limits, "executor": executor,
         "population": population, "reshape": reshape,
     }  # fmt: skip
+    if isinstance(node, Mapping) and "model" in node:
+        parts["model"] = model
     nodes = {group: _node(group, part) for group, part in parts.items() if part is not None}
+    if "model" in nodes and not isinstance(nodes["model"], Mapping):
+        nodes["executor"] = stage(**{**_arguments(nodes["executor"]), "model": nodes.pop("model")})
     unknown = set(overrides) - set(nodes["limits"])
     if unknown:
         raise ValueError(f"unknown limit {sorted(unknown)[0]!r}; the limits are {', '.join(sorted(nodes['limits']))}")
@@ -102,6 +114,7 @@ def compose(
     tree = OmegaConf.create({group: node for group, node in nodes.items() if group not in objects})
     plain = OmegaConf.to_container(tree, resolve=True)
     assert isinstance(plain, dict)
+    plain.pop("model", None)  # it stands in the executor's node
     if rate is None and load is None and not getattr(make(nodes["arrivals"]), "keeps_times", False):
         load = 0.8
     choices = {group: part for group, part in parts.items() if isinstance(part, str)}
@@ -126,4 +139,12 @@ def _node(group: str, part: Any) -> Any:
     if not file.is_file():
         names = sorted(f.name[:-5] for f in folder.iterdir() if f.name.endswith(".yaml"))
         raise ValueError(f"no {group} called {part!r}; there are {', '.join(names)}")
-    return OmegaConf.to_container(OmegaConf.create(file.read_text()), resolve=False)
+    node = OmegaConf.to_container(OmegaConf.create(file.read_text()), resolve=False)
+    if isinstance(node, dict):
+        node.pop("defaults", None)  # for Hydra: what else a choice brings with it
+    return node
+
+
+def _arguments(node: Mapping[str, Any]) -> dict[str, Any]:
+    """What the node gives its target."""
+    return {key: value for key, value in node.items() if not key.startswith("_")}

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from .nodes import load_policy, make, predictor_target
+from .nodes import load_policy, load_stage, make, predictor_target
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 WANDB = ("offline", "online", "off")
@@ -58,6 +58,7 @@ def nearest(name: str, names: Iterable[str]) -> str:
 
 
 def _nodes(cfg: Mapping[str, Any]) -> None:
+    load_stage(cfg).check(cfg)
     policy = load_policy(cfg)
     make(cfg["batching"])
     make(cfg["preemption"])

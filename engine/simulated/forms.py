@@ -86,27 +86,32 @@ def all_reduce_per_token(shape: ModelShape, tables: KernelTables, tokens: float)
     return NUM_ALL_REDUCES * shape.hidden * (times[i] - times[i - 1]) / (sizes[i] - sizes[i - 1])
 
 
-def fit_table(steps: Steps) -> Arguments:
+def fit_table(
+    steps: Steps,
+    token_knots: Sequence[int] = TOKEN_KNOTS,
+    row_knots: Sequence[int] = ROW_KNOTS,
+    context_knots: Sequence[int] = CONTEXT_KNOTS,
+) -> Arguments:
     """Unknowns are the rises between neighbouring knots, so that the curve and the grid are monotone."""
-    num_tokens, shape = len(TOKEN_KNOTS), (len(ROW_KNOTS), len(CONTEXT_KNOTS))
+    num_tokens, shape = len(token_knots), (len(row_knots), len(context_knots))
     rows = np.maximum(steps.rows, 1)
-    curve = _rises(steps.tokens, TOKEN_KNOTS)
-    by_row, by_context = _rises(rows, ROW_KNOTS), _rises(np.maximum(steps.context / rows, 1), CONTEXT_KNOTS)
+    curve = _rises(steps.tokens, token_knots)
+    by_row, by_context = _rises(rows, row_knots), _rises(np.maximum(steps.context / rows, 1), context_knots)
     grid = (by_row[:, :, None] * by_context[:, None, :]).reshape(len(steps.times), -1) * (steps.rows > 0)[:, None]
     columns = [*curve.T, *grid.T, steps.chunks, steps.prefill, steps.work]
     beta, _ = solve(columns, steps.times, steps.times)
     linear = np.cumsum(beta[:num_tokens])
     attention = beta[num_tokens:-3].reshape(shape).cumsum(axis=0).cumsum(axis=1)
     for i, j in np.ndindex(*shape):
-        if j > 1 and ROW_KNOTS[i] * CONTEXT_KNOTS[j - 1] >= steps.context.max():  # no step came here: the line goes on
-            slope = (attention[i, j - 1] - attention[i, j - 2]) / (CONTEXT_KNOTS[j - 1] - CONTEXT_KNOTS[j - 2])
-            attention[i, j] = attention[i, j - 1] + slope * (CONTEXT_KNOTS[j] - CONTEXT_KNOTS[j - 1])
+        if j > 1 and row_knots[i] * context_knots[j - 1] >= steps.context.max():  # no step came here: the line goes on
+            slope = (attention[i, j - 1] - attention[i, j - 2]) / (context_knots[j - 1] - context_knots[j - 2])
+            attention[i, j] = attention[i, j - 1] + slope * (context_knots[j] - context_knots[j - 1])
     chunk, chunk_token, per_attention = beta[-3:]
     return {
-        "tokens": list(TOKEN_KNOTS),
+        "tokens": list(token_knots),
         "linear": [short(v) for v in linear],
-        "rows": list(ROW_KNOTS),
-        "contexts": list(CONTEXT_KNOTS),
+        "rows": list(row_knots),
+        "contexts": list(context_knots),
         "attention": [[short(v) for v in line] for line in attention],
         "per_attention": short(per_attention),
         "chunk": short(chunk),

@@ -52,9 +52,9 @@ class Hardware:
             )
         return int(left / self.kv_bytes_per_token)
 
-    def swap_seconds(self, swaps: Sequence[Swap], block_size: int) -> float:
-        """Seconds of the copies, one after the other: blocks x block_size (tokens) x bytes per token / (bandwidth x devices).
-        Raises ValueError for a tier without a bandwidth."""
+    def swap_seconds(self, swaps: Sequence[Swap], block_size: float) -> float:
+        """Seconds of the copies, one after the other: blocks x block_size (tokens of all layers: KVCache.block_tokens) x bytes
+        per token / (bandwidth x devices). Raises ValueError for a tier without a bandwidth."""
         total = 0.0
         for _, num_blocks, source, target, _ in swaps:
             tier = source if target == DEVICE else target

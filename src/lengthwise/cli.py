@@ -10,6 +10,8 @@ COMMANDS = {
     "run": "run one cell, or a sweep with -m, or a study: lengthwise run -m study=quickstart",
     "train": "train, calibrate and evaluate a length predictor: lengthwise train predictor=gbdt workload=sharegpt",
     "capacity": "the greatest request rate at which SLOs hold, GPUs for a rate, cost per token: lengthwise capacity slo=chat",
+    "profile": "measure an engine's step times and fit a cost model: lengthwise profile model=smollm2",
+    "validate": "error of the simulation against an engine, by metric: lengthwise validate model=smollm2",
     "data": "what data the workloads know, where each is had, what is found: lengthwise data [fetch=NAME | show=NODE]",
     "figure": "redraw a figure from stored results: lengthwise figure figure=NAME runs=PATH",
 }
@@ -73,6 +75,16 @@ def _dispatch(command: str, args: list[str]) -> int:
 
         capacity()
         return 0
+    if command == "profile":
+        from lengthwise.experiments.profile_app import main as profile
+
+        profile()
+        return 0
+    if command == "validate":
+        from lengthwise.experiments.validate_app import main as validate
+
+        validate()
+        return 0
     if command == "data":
         from lengthwise.experiments.data import main as data
 
@@ -93,7 +105,7 @@ def _complete(args: list[str]) -> int:
         print(" ".join(name for name in COMMANDS if name.startswith(start)))
         return 0
     command = words[1]
-    if command not in ("run", "train", "capacity"):
+    if command not in ("run", "train", "capacity", "profile", "validate"):
         return 0
     os.environ["COMP_LINE"] = line.replace(f" {command}", "", 1)
     return _dispatch(command, args)

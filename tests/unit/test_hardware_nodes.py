@@ -15,7 +15,7 @@ from lengthwise.engine.simulated.hardware import Hardware
 from lengthwise.sched import Chunk, Plan, Request
 
 CONF = Path(__file__).parents[2] / "conf" / "hardware"
-NAMES = sorted(path.stem for path in CONF.glob("*.yaml"))
+NAMES = sorted(path.stem for path in CONF.glob("*.yaml") if path.stem != "profiled")  # a profile comes with its path
 DEVICES = [name for name in NAMES if name != "unit"]
 
 
