@@ -36,8 +36,8 @@ DIFFERS = "timed on a machine: the same seed gives the same requests and token c
 
 @dataclass(frozen=True)
 class NativeStage:
-    """See stage.py. model: a node that loads a ServedModel, or one. attention, kv_dtype, threads, memory_share, engine: as
-    NativeEngine takes them (engine: further arguments of it). lengths: forced, answers are as long as the workload's (in its
+    """See stage.py. model: a node that loads a ServedModel, or one. attention, kv_dtype, linears, compiled, threads,
+    memory_share: as NativeEngine takes them. lengths: forced, answers are as long as the workload's (in its
     unit), whatever their tokens; free, the model's own end tokens and max_new_tokens decide. sampling: fields of
     SamplingParams, for all requests; None: greedy. seed: of ids made up for prompts without text, and of sampling. times:
     measured, by the wall clock; told, steps take what the hardware's cost model says, and arrivals need not be waited for.
@@ -46,13 +46,14 @@ class NativeStage:
     model: Any
     attention: str = "auto"
     kv_dtype: str | None = None
+    linears: str = "auto"
+    compiled: bool = False
     threads: int | None = None
     memory_share: float = 0.8
     lengths: str = "forced"
     sampling: Mapping[str, Any] | None = None
     seed: int = 0
     times: str = "measured"
-    engine: Mapping[str, Any] | None = None
     look: int = 1
 
     default_hardware: ClassVar[str | None] = None
@@ -91,7 +92,7 @@ class NativeStage:
         """The NativeEngine, loaded once per process for as long as no other is asked for."""
         options = {
             "attention": self.attention, "kv_dtype": self.kv_dtype, "threads": self.threads,
-            "memory_share": self.memory_share, **(self.engine or {}),
+            "memory_share": self.memory_share, "linears": self.linears, "compiled": self.compiled,
         }  # fmt: skip
         return _loaded(self.model, options)
 
@@ -218,7 +219,8 @@ def facts(engine: Any) -> dict[str, Any]:
     model = engine.model
     return {
         "model": model.name, "num_params": model.num_params, "dtype": str(model.dtype).removeprefix("torch."),
-        "kv_dtype": engine.kv_dtype, "attention": engine.attention.name, **machine(model.device),
+        "kv_dtype": engine.kv_dtype, "attention": engine.attention.name, "linears": engine.linears,
+        "compiled": engine.compiled, **machine(model.device),
     }  # fmt: skip
 
 

@@ -11,12 +11,9 @@ import job as protocol
 import torch
 
 from lengthwise.engine.native.clock import WallClock
-from lengthwise.engine.native.compiled import compile_model
 from lengthwise.engine.native.engine import NativeEngine
 from lengthwise.engine.native.generate import Answers
-from lengthwise.engine.native.linear import pack_linears
 from lengthwise.engine.native.loading import load_model
-from lengthwise.engine.native.quantise import quantise
 from lengthwise.sched import Event, EventKind, Request, Scheduler, pause, serve
 from lengthwise.sched.batching import Chunked
 from lengthwise.sched.kv import Paged
@@ -28,18 +25,15 @@ BLOCK = 16
 
 def build(job: dict[str, Any]) -> NativeEngine:
     model = load_model(job["model"], dtype=job["dtype"], verify=False, tokenizer=False)
-    if "int8" in job["system"]:
-        quantise(model.model)
-    else:
-        pack_linears(model.model)
-    return NativeEngine(model, threads=protocol.threads(job))
+    system = job["system"]
+    linears = "int8" if "int8" in system else "auto"
+    return NativeEngine(model, threads=protocol.threads(job), linears=linears, compiled=system.endswith("compiled"))
 
 
 class Ours:
     def __init__(self, job: dict[str, Any]) -> None:
         torch.set_num_threads(protocol.threads(job))
         self.engine = build(job)
-        self.compiled = job["system"].endswith("compiled")
         self.weight_bytes = self.engine.model.weight_bytes
         self.answer_lens: dict[int, int] = {}
         self.executor: Any = None
@@ -49,9 +43,6 @@ class Ours:
         blocks = point.concurrency * -(-(point.longest + 1) // BLOCK)
         self.kv, self.clock, self.concurrency = Paged(blocks * BLOCK, BLOCK, 0.0), WallClock(), point.concurrency
         self.executor = self.engine.executor(self.kv, self.clock, answer_lens=self.answer_lens, max_num_seqs=point.concurrency)
-        if self.compiled:  # once, or loaded from the cache; later pools of the same kind share it
-            compile_model(self.engine.model)
-            self.compiled = False
 
     def generate(self, point: protocol.Point) -> list[int]:
         scheduler = Scheduler(

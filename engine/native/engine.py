@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,23 +14,29 @@ from lengthwise.sched.kv.grouped import Grouped
 
 from .attention.backend import Attention
 from .attention.choose import choose
+from .compiled import CompiledDecoder, compile_model
+from .door import check_stops
 from .executor import NativeExecutor
 from .generation import GREEDY, Generation
 from .graphs import decode_graphs
+from .linear import pack_linears
 from .memory import kv_bytes_per_token, pool_tokens
 from .model import ServedModel
 from .pool import Pool
+from .quantise import quantise
 from .sampling import SamplingParams
 from .text import Text
 
+LINEARS = ("auto", "torch", "int8")
 KV_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 Answers = Mapping[int, int] | Sequence[int]  # rid -> length in tokens
 
 
 class NativeEngine:
     """Serves `model`. attention: a backend by name, or the fastest that works there. kv_dtype: what KV is kept in, a key of
-    KV_DTYPES; None: as the model computes. threads: of the CPU; None: as torch has them. memory_share: of the memory that is
-    free, what the KV pool may take."""
+    KV_DTYPES; None: as the model computes. linears: how linear layers keep their weights: auto, packed for the CPU where that
+    is faster; torch, as loaded; int8. compiled: compile the decoder, once, for the CPU. threads: of the CPU; None: as torch has
+    them. memory_share: of the memory that is free, what the KV pool may take. Mutates the model's layers."""
 
     def __init__(
         self,
@@ -38,11 +44,15 @@ class NativeEngine:
         *,
         attention: str = "auto",
         kv_dtype: str | None = None,
+        linears: str = "auto",
+        compiled: bool = False,
         threads: int | None = None,
         memory_share: float = 0.8,
     ) -> None:
         if not 0.0 < memory_share <= 1.0:
             raise ValueError(f"memory_share {memory_share} is not within (0, 1]")
+        if linears not in LINEARS:
+            raise ValueError(f"linears={linears!r} is not one of {', '.join(LINEARS)}")
         if threads is not None:
             torch.set_num_threads(threads)
         self.model = model
@@ -50,6 +60,13 @@ class NativeEngine:
         self._asked = attention
         self.attention = self._choose(block_size=16)
         self.memory_share = memory_share
+        self.compiled = compiled
+        if linears == "int8":
+            if not quantise(model.model) and kept(model.model) != "int8":
+                raise ValueError(f"{model.name} has no linear layers to quantise: they are packed already, load it anew")
+        elif linears == "auto" and model.device.type == "cpu":
+            pack_linears(model.model)
+        self.linears = kept(model.model)
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -67,9 +84,9 @@ class NativeEngine:
         if not isinstance(kv, Grouped):
             return model.new_pools(self.attention, kv.num_blocks, kv.block_size, self.kv_dtype)
         places = kv.place([spec.window for spec in model.layers])
-        model.layers = [replace(spec, group=group) for spec, (group, _) in zip(model.layers, places, strict=True)]
         if len({(spec.num_kv_heads, spec.k_dim, spec.v_dim) for spec in model.layers}) > 1:
             raise ValueError(f"layers of {model.name} differ in what they keep of a token: they cannot share blocks")
+        model.layers = [replace(spec, group=group) for spec, (group, _) in zip(model.layers, places, strict=True)]
         pools = [
             self.attention.new_pool(model.layers[0], kv.num_blocks, kv.block_size, self.kv_dtype, model.device)
             for _ in range(kv.layers_per_block)
@@ -104,12 +121,16 @@ class NativeEngine:
         attached to its pools.
 
         sampling: how a request's tokens are chosen; None: greedily. answer_lens: answers are so long whatever their tokens are;
-        None: end tokens decide. seconds, swap_seconds: step and copy times as told, for a clock that jumps. texts: keep texts of
-        answers beside their tokens; those with stop strings always are. Raises ValueError for texts without a tokenizer.
+        None: end tokens decide. seconds, swap_seconds: step and copy times as told, for a clock that jumps. texts: keep texts
+        of answers beside their tokens; those with stop strings always are. Raises ValueError for texts without a tokenizer and
+        for an answer of no token.
         """
         model = self.model
         if texts and model.tokenizer is None:
             raise ValueError(f"{model.name} has no tokenizer: it gives tokens only")
+        for rid, length in () if answer_lens is None else items(answer_lens):
+            if length < 1:
+                raise ValueError(f"the answer of request {rid} is to have {length} tokens, the least is 1")
 
         def begin(request: Request) -> Generation:
             ids = request.prompt_ids
@@ -117,11 +138,9 @@ class NativeEngine:
                 there = "none" if ids is None else len(ids)
                 raise ValueError(f"request {request.rid} has {there} prompt_ids, its prompt_len is {request.prompt_len}")
             params = GREEDY if sampling is None else sampling(request)
-            text = None
-            if texts or params.stop:
-                if model.tokenizer is None:
-                    raise ValueError(f"request {request.rid} has stop strings, and {model.name} has no tokenizer")
-                text = Text(model.tokenizer, params.stop, params.min_new_tokens)
+            stops = params.stop if answer_lens is None else ()  # a length that is given holds whatever the text is
+            check_stops(f"request {request.rid}", params, model.tokenizer is not None)
+            text = Text(model.tokenizer, stops, params.min_new_tokens) if texts or stops else None
             return Generation(
                 request,
                 ids,
@@ -133,6 +152,8 @@ class NativeEngine:
             )
 
         pools = self.new_pools(kv)
+        if self.compiled and not isinstance(model.inner, CompiledDecoder):
+            compile_model(model)
         graphs = decode_graphs(
             model, self.attention, block_size=kv.block_size, max_num_seqs=max_num_seqs, max_model_len=model.max_positions
         )
@@ -140,3 +161,13 @@ class NativeEngine:
         return NativeExecutor(
             model, run, pools, kv, clock, begin, max_num_seqs=max_num_seqs, seconds=seconds, swap_seconds=swap_seconds
         )
+
+
+def items(answers: Answers) -> Iterable[tuple[int, int]]:
+    return answers.items() if isinstance(answers, Mapping) else enumerate(answers)
+
+
+def kept(model: torch.nn.Module) -> str:
+    """How linear layers keep their weights: torch, packed or int8."""
+    bits = {getattr(module, "bits", None) for module in model.modules()}
+    return "int8" if 8 in bits else "packed" if 16 in bits else "torch"

@@ -187,7 +187,9 @@ def test_an_engine_is_profiled_and_known_again(tmp_path):
     assert hardware.name == "small" and hardware.kv_bytes_per_token == engine.kv_bytes_per_token
     assert hardware.provenance["profile"] == facts(engine)
     assert why_another(hardware, engine) is None
-    engine = SimpleNamespace(model=engine.model, kv_dtype="bf16", attention=engine.attention)
+    engine = SimpleNamespace(
+        model=engine.model, kv_dtype="bf16", attention=engine.attention, linears=engine.linears, compiled=engine.compiled
+    )
     assert "kv_dtype 'fp32', here 'bf16'" in why_another(hardware, engine)
 
 

@@ -234,6 +234,7 @@ def test_predictions_see_the_prompts_as_they_are_served(model):
 def _options(stage):
     return {
         "attention": stage.attention, "kv_dtype": stage.kv_dtype, "threads": stage.threads, "memory_share": stage.memory_share,
+        "linears": stage.linears, "compiled": stage.compiled,
     }  # fmt: skip
 
 
