@@ -271,9 +271,10 @@ class Scheduler(Ledger):
             kv.advance(steps)
             self.running.advance(steps)
             self.given_back = kv.passed
+        failing = [req for req, _ in outcome.failures]
         for req, _, length, last in plan.chunks:
             computed = req._computed + length
-            if kv.indexes or kv.frees:
+            if kv.frees or (kv.indexes and req not in failing):  # what has just failed is not kept for others
                 self.given_back += kv.enter(req, computed)
             req._computed = computed
             if last:

@@ -17,6 +17,7 @@ from lengthwise.engine.native.model import ServedModel
 from lengthwise.engine.native.tiny import tiny, tiny_model
 from lengthwise.engine.simulated import SimulatedClock
 from lengthwise.sched import Phase, Plan, Policy, Preemption, Request, Scheduler, serve
+from lengthwise.sched.kv import KVCache
 from lengthwise.sched.rehearsal import Log, Script
 
 
@@ -73,9 +74,11 @@ def play_native(
     policy: Policy | None = None,
     attention: str = "torch",
     check: bool = True,
+    prepare: Callable[[NativeExecutor, KVCache], None] | None = None,
     **engine: Any,
 ) -> Result:
-    """Run `case` on the native engine; the step times are those of its cost model, and `log` is of Answers."""
+    """Run `case` on the native engine; the step times are those of its cost model, and `log` is of Answers. prepare: changes
+    the executor before it runs."""
     requests, events, predictions = case.requests()
     for req in requests:
         req.prompt_ids = prompt_ids(case, req.rid, model.vocab_size)
@@ -91,6 +94,8 @@ def play_native(
     executor = NativeEngine(model, attention=attention, **engine).executor(
         scheduler.kv, clock, answer_lens=[a.output_len for a in case.asks], seconds=seconds, swap_seconds=copy_seconds
     )
+    if prepare is not None:
+        prepare(executor, scheduler.kv)
     log = Answers()
     log.executor = executor
     serve(Script(events, predictions), scheduler, executor, clock, log)
@@ -100,8 +105,8 @@ def play_native(
 
 def assert_clean(executor: NativeExecutor, scheduler: Scheduler) -> None:
     """All blocks are back, and nothing is kept of requests that have ended."""
-    kv = scheduler.kv
-    assert not executor.generations and not len(executor._store)
+    kv, folder = scheduler.kv, executor._store._folder
+    assert not executor.generations and not len(executor._store) and not (folder and any(folder.iterdir()))
     assert all(g.request.phase > Phase.FINISHED for g in executor._rows.members)  # aborted after the last plan: none told it
     assert kv.tables is not None and len(kv.tables.free) == kv.free == kv.num_blocks - kv.evictable
 

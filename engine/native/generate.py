@@ -25,6 +25,7 @@ from lengthwise.sched.policies import FCFS
 from lengthwise.sched.rehearsal import Script
 
 from .clock import WallClock
+from .door import check_stops, whole_ids
 from .engine import NativeEngine
 from .executor import NativeExecutor
 from .generation import GREEDY
@@ -77,21 +78,29 @@ def generate(
     texts: bool = False,
 ) -> list[Answer]:
     """Answers to `prompts` (token ids), in their order, all handed in at once. One max_new_tokens and SamplingParams for all,
-    or one each. kv: None for paged memory that just holds all of them. Raises ValueError for lists of other lengths."""
-    n = len(prompts)
+    or one each. kv: None for paged memory that just holds all of them. Raises ValueError, before anything runs, for lists of
+    other lengths, an empty prompt, ids outside the vocabulary, and stop strings without a tokenizer."""
+    n, model = len(prompts), engine.model
+    if not n:
+        return []
     caps = [max_new_tokens] * n if isinstance(max_new_tokens, int) else list(max_new_tokens)
     params = [sampling] * n if isinstance(sampling, SamplingParams) else list(sampling)
     if not len(caps) == len(params) == n:
         raise ValueError(f"{n} prompts, {len(caps)} max_new_tokens, {len(params)} sampling parameters")
+    if answer_lens is not None and len(answer_lens) != n:
+        raise ValueError(f"{n} prompts, {len(answer_lens)} answer_lens")
+    for i, wanted in enumerate(params):
+        check_stops(f"prompt {i}", wanted, model.tokenizer is not None)
+    wholes = [whole_ids(f"prompt {i}", ids, model.vocab_size) for i, ids in enumerate(prompts)]
     requests = [
-        Request(rid, 0.0, len(ids), cap, prompt_ids=ids) for rid, (ids, cap) in enumerate(zip(prompts, caps, strict=True))
+        Request(rid, 0.0, len(ids), cap, prompt_ids=ids) for rid, (ids, cap) in enumerate(zip(wholes, caps, strict=True))
     ]
     if kv is None:
         size = 16
         kv = Paged(size * sum(-(-(r.prompt_len + r.max_new_tokens) // size) for r in requests), size, 0.0)
     scheduler = Scheduler(
         policy or FCFS(), batching or Chunked(), kv, preemption or pause(), max_num_seqs=max_num_seqs,
-        token_budget=token_budget, max_model_len=engine.model.max_positions,
+        token_budget=token_budget, max_model_len=model.max_positions,
     )  # fmt: skip
     clock = WallClock()
     executor = engine.executor(

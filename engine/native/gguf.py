@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from .cache import cache_dir
+from .checkpoint import read, read_weights
 
 log = logging.getLogger(__name__)
 
@@ -75,27 +76,24 @@ def convert(path: Path, folder: Path) -> None:
 
     given: dict[str, Any] = {"gguf_file": path.name, "local_files_only": True}
     try:
-        read = AutoModelForCausalLM.from_pretrained(str(path.parent), dtype=torch.float32, **given)
-        tokenizer = AutoTokenizer.from_pretrained(str(path.parent), **given)
-    except (OSError, ValueError, KeyError, NotImplementedError, RuntimeError) as error:
-        raise ValueError(f"transformers cannot read {path.name}: {first_line(error)}") from error
-    config = read.config
+        found = read_weights(AutoModelForCausalLM, str(path.parent), dtype=torch.float32, **given)
+        tokenizer = read(AutoTokenizer, str(path.parent), **given)
+    except ValueError as error:
+        raise ValueError(
+            f"transformers cannot read {path.name} ({path.stat().st_size:,} bytes, is it whole?): {error}"
+        ) from error
+    config = found.config
     if hasattr(config, "quantization_config"):
         del config.quantization_config  # with it nothing can be saved
     auto: Any = AutoModelForCausalLM
     with torch.device("meta"):
         model = auto.from_config(config, dtype=torch.float32)
-    model.load_state_dict(read.state_dict(), strict=False, assign=True)
+    model.load_state_dict(found.state_dict(), strict=False, assign=True)
     model.tie_weights()
     left = sorted(name for name, tensor in model.named_parameters() if tensor.is_meta)
     if left:
         raise ValueError(f"{path.name} has no weights for {', '.join(left[:3])} ({len(left)} in all)")
-    if read.generation_config is not None:
-        model.generation_config = read.generation_config
+    if found.generation_config is not None:
+        model.generation_config = found.generation_config
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-
-
-def first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__

@@ -184,6 +184,8 @@ def cannot_capture(attention: Attention) -> str | None:
 def decode_graphs(model: ServedModel, attention: Attention, **settings: Any) -> DecodeGraphs | None:
     """DecodeGraphs where the device and the backend have them, else None with the reason logged: decodes then run eagerly."""
     reason = cannot_capture(attention) if model.device.type == "cuda" else f"CUDA graphs need a GPU, not {model.device}"
+    if model.num_ranks > 1:
+        reason = f"what {model.num_ranks} ranks tell each other cannot be captured"
     if reason:
         log.info("decodes run eagerly: %s", reason)
         return None

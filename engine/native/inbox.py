@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import deque
 from collections.abc import Sequence
@@ -9,6 +10,7 @@ from typing import Any
 
 from lengthwise.sched import INF, Clock, Event, EventKind, Request
 
+from .door import check_stops, whole_ids
 from .generation import GREEDY
 from .names import name_pieces
 from .sampling import SamplingParams
@@ -18,14 +20,24 @@ POLL = 0.05  # s; an open inbox is looked into at least this often
 
 class Inbox:
     """A Source. `submit`, `abort` and `close` may be called from any thread; `wake` is set whenever something comes in, for a
-    clock that waits. hash_tokens: name the pieces of prompts, for a prefix cache; 0: do not.
+    clock that waits. hash_tokens: name the pieces of prompts, for a prefix cache; 0: do not. has_text: the model has a
+    tokenizer, so that stop strings can be found.
 
     A key names one live request: it is free again once that has ended. `sampling` says how a request's tokens are chosen.
     """
 
-    def __init__(self, clock: Clock, vocab_size: int, *, hash_tokens: int = 0, wake: threading.Event | None = None) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        vocab_size: int,
+        *,
+        hash_tokens: int = 0,
+        wake: threading.Event | None = None,
+        has_text: bool = False,
+    ) -> None:
         self._clock = clock
         self._vocab_size = vocab_size
+        self._has_text = has_text
         self._hash_tokens = hash_tokens
         self.wake = wake or threading.Event()
         self._lock = threading.Lock()
@@ -42,12 +54,13 @@ class Inbox:
         """Hand in a request. fields: further ones of Request (client, priority, slo, ...).
 
         Raises ValueError, and changes nothing, for a key that is in use, an empty prompt, ids outside the vocabulary, a
-        max_new_tokens that is no whole number of at least 1, or an inbox that is closed."""
-        if not len(prompt_ids):
-            raise ValueError(f"request {key!r} has an empty prompt, the least is one token")
-        bad = next((i for i in prompt_ids if not 0 <= i < self._vocab_size), None)
-        if bad is not None:
-            raise ValueError(f"request {key!r} has the token id {bad}; the vocabulary has {self._vocab_size}")
+        max_new_tokens that is no whole number of at least 1, stop strings without a tokenizer, a priority or weight that is no
+        finite number, or an inbox that is closed."""
+        prompt_ids = whole_ids(f"request {key!r}", prompt_ids, self._vocab_size)
+        check_stops(f"request {key!r}", params, self._has_text)
+        for name in ("priority", "weight"):
+            if not math.isfinite(fields.get(name, 0.0)):  # as a key it would stand anywhere
+                raise ValueError(f"request {key!r} has the {name} {fields[name]}: a finite number is wanted")
         if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int) or max_new_tokens < 1:
             raise ValueError(f"request {key!r} asks for {max_new_tokens!r} new tokens: a whole number of at least 1 is wanted")
         names = name_pieces(prompt_ids, self._hash_tokens) if self._hash_tokens else None
@@ -72,10 +85,11 @@ class Inbox:
         """Ask that a request ends; False if none of that key is live."""
         with self._lock:
             request = self._live.get(key)
-            if request is not None:
-                self._events.append(Event(self._clock.now, EventKind.ABORT, request))
+            if request is None:
+                return False
+            self._events.append(Event(self._clock.now, EventKind.ABORT, request))
         self.wake.set()
-        return request is not None
+        return True
 
     def close(self) -> None:
         """Nothing more comes: the loop ends when all that is in has ended."""
@@ -89,17 +103,16 @@ class Inbox:
     # --- the Source ---------------------------------------------------------------------------------------------------
 
     def peek(self) -> float:
-        if self._events:
-            return self._events[0].time
-        return self._clock.now + POLL if self._open else INF
+        with self._lock:  # between a look at the events and one at the door, a last one may come in and the door close
+            if self._events:
+                return self._events[0].time
+            return self._clock.now + POLL if self._open else INF
 
     def pop(self, now: float) -> list[Event]:
         out = []
         with self._lock:
             while self._events and self._events[0].time <= now:
                 out.append(self._events.popleft())
-            if not self._events:
-                self.wake.clear()
         return out
 
     def on_finish(self, request: Request, now: float) -> None:

@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from .gguf import converted, first_line
+from .checkpoint import first_line, read, read_weights
+from .gguf import converted
 from .model import ServedModel
 
 DTYPES: dict[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -35,12 +36,14 @@ def load_model(
     """Load `source`: a folder with a saved model, a GGUF file (or a folder and its `gguf_file`), or an id of the Hugging Face
     hub (`revision`: branch, tag or commit). Weights are read straight into `dtype`. tokenizer False: token ids only. verify:
     compare with the model's own forward first (verify.py). name: what tables call it; default the last part of `source`.
-    tensor_parallel: share it between so many processes (parallel.py), each with its own GPU where `device` is "cuda".
+    tensor_parallel: share it between so many processes (ranks.py), each with its own GPU where `device` is "cuda".
 
-    Raises ValueError: an unknown dtype, a source that is not there, a hub that cannot be reached, a model that is not served.
+    Raises ValueError: an unknown dtype or device, a source that is not there or lacks weights, a hub that cannot be reached, a
+    model that is not served.
     """
     from transformers import AutoModelForCausalLM
 
+    kept = dtype_of(dtype)
     if tensor_parallel != 1:
         given: dict[str, Any] = {
             "gguf_file": gguf_file,
@@ -50,7 +53,7 @@ def load_model(
             "name": name,
         }
         return shared_by(tensor_parallel, device, partial(load_model, source, dtype, **given))
-    kept = dtype_of(dtype)
+    place = device_of(device)
     path = Path(source).expanduser()
     if gguf_file is not None:
         path = path / gguf_file
@@ -61,11 +64,13 @@ def load_model(
     elif not path.exists() and source.startswith(("/", ".", "~")):
         raise ValueError(f"there is no folder {source}")
     local = path.is_dir()
+    if local and revision is not None:
+        raise ValueError(f"revision {revision!r} is of the hub, and {path} is a folder here")
     origin = str(path) if local else source
-    at: dict[str, Any] = {"revision": revision} if revision and not local else {}
+    at: dict[str, Any] = {} if revision is None else {"revision": revision}
     model = fetched(AutoModelForCausalLM, origin, local, dtype=kept, **at)
     words = read_tokenizer(origin, local, **at) if tokenizer else None
-    return ServedModel(model.to(device), words, name or Path(source).name, verify=verify)
+    return ServedModel(model.to(place), words, name or Path(source).name, verify=verify)
 
 
 def smollm2(dtype: str = "bf16", device: str = "cpu", source: str = "package", verify: bool = True) -> ServedModel:
@@ -94,14 +99,30 @@ def smollm2_file() -> Path:
 
 
 def shared_by(size: int, device: str, load: Callable[[str], ServedModel]) -> ServedModel:
-    """`load(device)` by `size` processes. Raises ValueError for a size below 1 or more GPUs than there are."""
-    if size < 1:
-        raise ValueError(f"tensor_parallel {size} is less than 1")
+    """`load(device)` by `size` processes. Raises ValueError for a size below 1, or GPUs that are not there."""
+    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+        raise ValueError(f"tensor_parallel {size!r} is not a whole number of at least 1")
+    if device.startswith("cuda:"):
+        raise ValueError(f"tensor_parallel {size} on {device!r}: each rank has a GPU of its own, give device 'cuda'")
     if device == "cuda" and size > torch.cuda.device_count():
         raise ValueError(f"tensor_parallel {size} is more than the {torch.cuda.device_count()} GPUs here")
-    from .parallel import start
+    from .ranks import start
 
     return start(load, [f"cuda:{rank}" if device == "cuda" else device for rank in range(size)])
+
+
+def device_of(device: str) -> torch.device:
+    """A GPU becomes the current one: Triton kernels and CUDA graphs run there. Raises ValueError for one that is not here."""
+    try:
+        found = torch.device(device)
+    except RuntimeError as error:
+        raise ValueError(f"device {device!r} is none: {first_line(error)}") from error
+    if found.type == "cuda":
+        if (found.index or 0) >= torch.cuda.device_count():
+            raise ValueError(f"device {device!r} is not here: torch {torch.__version__} sees {torch.cuda.device_count()} GPUs")
+        if found.index is not None:
+            torch.cuda.set_device(found)
+    return found
 
 
 def dtype_of(dtype: str) -> torch.dtype:
@@ -121,7 +142,7 @@ def read_tokenizer(origin: str, local: bool, **given: Any) -> Any:
 
 
 def fetched(auto: Any, origin: str, local: bool, **given: Any) -> Any:
-    """auto.from_pretrained(origin), its errors turned into one line."""
+    """What `auto` reads from `origin`, without progress bars. Raises ValueError, saying where it looked."""
     from transformers.utils import logging
 
     hf_logging: Any = logging
@@ -129,13 +150,13 @@ def fetched(auto: Any, origin: str, local: bool, **given: Any) -> Any:
     bars = hf_logging.is_progress_bar_enabled()
     hf_logging.disable_progress_bar()
     try:
-        return auto.from_pretrained(origin, local_files_only=local, **given)
-    except (OSError, ValueError, KeyError, ImportError) as error:
+        return (read_weights if what == "model" else read)(auto, origin, local_files_only=local, **given)
+    except ValueError as error:
         where = f"the folder {origin}" if local else f"{origin!r}, which is no folder here, on the hub"
         hint = "" if local else " (no network? download it elsewhere and give its folder)"
         if what == "tokenizer":
             hint += "; tokenizer=false serves token ids only"
-        raise ValueError(f"no {what} read from {where}: {first_line(error)}{hint}") from error
+        raise ValueError(f"no {what} read from {where}: {error}{hint}") from error
     finally:
         if bars:
             hf_logging.enable_progress_bar()

@@ -38,8 +38,15 @@ def free_memory(device: torch.device) -> int:
     free = int(line.split()[1]) * 1024
     limit, used = CGROUP / "memory.max", CGROUP / "memory.current"
     if limit.exists() and used.exists() and (most := limit.read_text().strip()) != "max":
-        free = min(free, max(int(most) - int(used.read_text()), 0))
+        free = min(free, max(int(most) - int(used.read_text()) + cached_files(), 0))
     return free
+
+
+def cached_files() -> int:
+    """Bytes that count as used by the control group and are only files read before, which the kernel gives up when asked."""
+    stat = CGROUP / "memory.stat"
+    lines = stat.read_text().splitlines() if stat.exists() else []
+    return sum(int(line.split()[1]) for line in lines if line.startswith("inactive_file "))
 
 
 def activation_bytes(model: ServedModel, max_tokens: int, max_rows: int) -> int:
@@ -64,13 +71,3 @@ def pool_tokens(model: ServedModel, kv_dtype: str, share: float, max_tokens: int
             f"{max_tokens} tokens, hold no token of {each:,} bytes"
         )
     return tokens
-
-
-def num_blocks(
-    model: ServedModel, kv_dtype: str, block_size: int, share: float, max_tokens: int = 2048, max_rows: int = 256
-) -> int:
-    """Blocks of `block_size` tokens that `pool_tokens` makes. Raises ValueError when not one fits."""
-    tokens = pool_tokens(model, kv_dtype, share, max_tokens, max_rows)
-    if tokens < block_size:
-        raise ValueError(f"{tokens} tokens of KV fit into memory, less than one block of {block_size}")
-    return tokens // block_size

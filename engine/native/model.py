@@ -66,6 +66,8 @@ class ServedModel:
         if verify:
             self.verified = compare(self)
 
+    num_ranks = 1  # processes that share it
+
     @property
     def hidden_size(self) -> int:
         return int(self.config.hidden_size)
@@ -86,7 +88,7 @@ class ServedModel:
         """Empty KV memory of every layer, attached; on all ranks, where there are several. Raises ValueError for what
         `attention` cannot do."""
         pools = [attention.new_pool(spec, num_blocks, block_size, kv_dtype, self.device) for spec in self.layers]
-        self.attach(attention, pools)
+        ServedModel.attach(self, attention, pools)
         return pools
 
     def detach(self) -> None:

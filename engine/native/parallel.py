@@ -6,16 +6,12 @@ computes its heads with its own slice of weights and KV. Nothing above ServedMod
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import Tensor
 
 from .attention.backend import Attention
@@ -26,7 +22,6 @@ from .shards import plan_of, shard
 
 CLOSE, FORWARD, LOGITS, OTHER = range(4)
 NUM_HEADER, NUM_FIXED = 32, 8  # integers of an announcement, and those before the groups' table widths
-TIMEOUT = timedelta(days=7)  # followers of an idle engine wait this long
 
 
 class ParallelModel(ServedModel):
@@ -45,7 +40,7 @@ class ParallelModel(ServedModel):
         if self.layers != expected:
             raise ValueError(f"{served.name} is not shared between ranks: its heads do not follow its projections' widths")
         self.num_params, self.verified = served.num_params, served.verified
-        self.group, self.rank = group, dist.get_rank(group)
+        self.group, self.rank, self.num_ranks = group, dist.get_rank(group), size
         self.processes: list[Any] = []  # started for this model
 
     # Rank 0
@@ -54,6 +49,10 @@ class ParallelModel(ServedModel):
         self._tell("pools", attention.name, num_blocks, block_size, kv_dtype)
         own = super().new_pools(attention, num_blocks, block_size, kv_dtype)
         return [SharedPool(pool.tensors, pool.block_size, self, layer) for layer, pool in enumerate(own)]
+
+    def attach(self, attention: Attention, pools: Sequence[Pool]) -> None:
+        """Raises ValueError: pools made on this rank alone cannot be attached on the others; `new_pools` makes them on all."""
+        raise ValueError(f"{self.name} is shared by {self.num_ranks} ranks: pools come from new_pools only")
 
     def forward(self, batch: Batch) -> Tensor:
         if self.rank == 0:
@@ -173,7 +172,7 @@ class SharedPool(Pool):
     def export(self, blocks: Tensor) -> tuple[Tensor, ...]:
         model = self.model
         model._tell("export", self.layer, blocks.cpu())
-        parts: list[Any] = [None] * dist.get_world_size(model.group)
+        parts: list[Any] = [None] * model.num_ranks
         dist.gather_object(Pool.export(self, blocks), parts, 0, group=model.group)
         return tuple(tensor for part in parts for tensor in part)
 
@@ -183,64 +182,3 @@ class SharedPool(Pool):
         parts = [data[at : at + each] for at in range(0, len(data), each)]
         dist.scatter_object_list([None], parts, 0, group=model.group)
         Pool.restore(self, blocks, parts[0])
-
-
-def start(load: Callable[[str], ServedModel], devices: Sequence[str]) -> ParallelModel:
-    """Start a process for each of `devices` but the first, which is this process's, let each `load(device)` the whole model and
-    keep its share. load: picklable. CPUs talk over gloo, GPUs over NCCL. Raises ValueError when the model cannot be shared,
-    RuntimeError when a process ends before it has loaded."""
-    context, size = mp.get_context("spawn"), len(devices)
-    processes: list[Any] = []
-    with tempfile.TemporaryDirectory(prefix="lengthwise-ranks-") as folder:
-        path = str(Path(folder) / "store")
-        try:
-            for rank in range(1, size):
-                arguments = load, devices[rank], rank, size, path, torch.get_num_threads()
-                processes.append(context.Process(target=follow, args=arguments, daemon=True))
-                processes[-1].start()
-            served = load(devices[0])
-            refuse(served, size)
-            store = meeting(path, size)
-            for rank, process in enumerate(processes, 1):
-                while not store.check([str(rank)]):
-                    process.join(0.05)
-                    if not process.is_alive():
-                        raise RuntimeError(
-                            f"rank {rank} of {served.name} ended with exit code {process.exitcode} while loading"
-                        )
-            model = joined(served, devices[0], 0, size, store)
-        except BaseException:
-            for process in processes:
-                process.terminate()
-            raise
-    model.processes = processes
-    return model
-
-
-def follow(load: Callable[[str], ServedModel], device: str, rank: int, size: int, path: str, num_threads: int) -> None:
-    """The whole life of a follower."""
-    torch.set_num_threads(num_threads)
-    try:
-        served = load(device)
-        refuse(served, size)
-    except ValueError:
-        return  # rank 0 meets the same, and tells
-    store = meeting(path, size)
-    store.set(str(rank), "ready")
-    model = joined(served, device, rank, size, store)
-    model.follow()
-    dist.destroy_process_group(model.group)
-
-
-def meeting(path: str, size: int) -> Any:
-    """Where `size` processes find each other: a file at `path`."""
-    return dist.FileStore(path, size)  # type: ignore[attr-defined]
-
-
-def joined(served: ServedModel, device: str, rank: int, size: int, store: Any) -> ParallelModel:
-    """`rank`'s share of `served`, once all `size` processes are there."""
-    backend = "nccl" if device.startswith("cuda") else "gloo"
-    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
-    group = dist.group.WORLD
-    assert group is not None
-    return ParallelModel(served, group)

@@ -97,6 +97,10 @@ def refuse_config(model: PreTrainedModel) -> None:
     name, config = type(model).__name__, model.config
     if config.is_encoder_decoder:
         raise ValueError(f"{name} is not served: it is an encoder-decoder")
+    if config.get_text_config(decoder=True) is not config:
+        raise ValueError(
+            f"{name} is not served: its decoder is a part of it ({type(config).__name__}); give the text model alone"
+        )
     if getattr(config, "use_bidirectional_attention", None):
         raise ValueError(f"{name} is not served: its attention is not causal (use_bidirectional_attention)")
     if getattr(config, "alibi", False) or getattr(config, "position_embedding_type", None) == "alibi":
@@ -141,7 +145,10 @@ def layer_specs(model: PreTrainedModel, calls: list[Call]) -> list[LayerSpec]:
             f"{name} is not served: {num_layers - len(calls)} of its {num_layers} layers keep state outside attention"
         )
     windows = sorted({window for *_, window in shapes}, key=lambda w: -w if w else float("-inf"))
+    window, most = getattr(config, "sliding_window", None), getattr(config, "max_position_embeddings", None)
     sliding = [kind == SLIDING for kind in getattr(config, "layer_types", None) or ()]
+    if windows == [None] and not sliding and window and window < (most or window + 1):
+        raise ValueError(f"{name} is not served: its configuration has a window of {window}, its attention none")
     if len(sliding) == len(shapes) and any(s != bool(w) for s, (*_, w) in zip(sliding, shapes, strict=True)):
         raise ValueError(f"{name} is not served: its layer_types say {sum(sliding)} sliding layers, its attention has others")
     return [LayerSpec(*shape, group=windows.index(shape[3])) for shape in shapes]

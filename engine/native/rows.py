@@ -84,6 +84,8 @@ class Rows:
         chunk's request, prompt and answer. Mutates the block tables of rows that open a block."""
         rows = num_decode
         if rows:
+            if rows != len(self.members):
+                raise AssertionError(f"{rows} rows are to decode, {len(self.members)} have joined")
             self._grow()
         fixed = rows + num_padding
         num_rows = fixed + len(chunks)
@@ -93,11 +95,11 @@ class Rows:
         start = np.arange(num_rows + 1, dtype=np.int32)
         size, num_tables = self._block_size, len(self._tables)
         width = max([-(-(chunk.start + chunk.length) // size) for chunk in chunks] + [1])
+        at = self._position[:rows]
         if rows:
-            width = max(width, int(self._num_blocks[:rows].max()))
+            width = max(width, int(at.max()) // size + 1)  # no wider: what a row may have reserved is not read
         blocks = np.zeros((num_tables, num_rows, width), np.int32)
         if rows:
-            at = self._position[:rows]
             tokens[:rows], positions[:rows], context[:rows] = self._token[:rows], at, at + 1
             have = min(width, self._blocks.shape[2])
             blocks[:, :rows, :have] = self._blocks[:rows, :, :have].transpose(1, 0, 2)

@@ -63,8 +63,9 @@ class Sampler:
 
         In this order: ending tokens are barred while there are fewer than min_new_tokens; repetition, then frequency and
         presence penalty; greedy rows take the greatest logit (of equal ones the lowest id); the others divide by temperature
-        and cut by top-k, top-p and min-p, each on what the one before left over; then the row's uniform number picks the token
-        (`draw.py`). Log probabilities are of the logits as they came. A row whose greatest logit is not finite fails alone.
+        and cut by top-k, top-p and min-p, each on what the one before left over (as transformers does; vLLM cuts by min-p
+        first); then the row's uniform number picks the token (`draw.py`). Log probabilities are of the logits as they came. A
+        row whose greatest logit is not finite fails alone.
         """
         if logits.shape[0] != len(rows) or logits.shape[1] < self.vocab_size:
             raise ValueError(f"logits {tuple(logits.shape)} for {len(rows)} rows and a vocabulary of {self.vocab_size}")

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from .loading import DTYPES, shared_by
+from .loading import device_of, dtype_of, shared_by
 from .model import ServedModel
 
 LLAMA = {"intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
@@ -60,7 +60,7 @@ def tiny(
 ) -> ServedModel:
     """A random model of `family` (a key of FAMILIES), the same for the same arguments, without a tokenizer. config: further
     fields of its configuration. eos_token_id None: nothing ends a text. tensor_parallel: see load_model. Raises ValueError for
-    a family or dtype not known."""
+    a family, dtype or device not known."""
     shape = {"vocab_size": vocab_size, "hidden_size": hidden_size, "max_positions": max_positions, **config}
     if tensor_parallel != 1:
         load = partial(tiny, family, seed, dtype, eos_token_id=eos_token_id, verify=verify, **shape)
@@ -83,8 +83,7 @@ def tiny_model(
     """The transformers model behind `tiny`, as its library makes it."""
     if family not in FAMILIES:
         raise ValueError(f"family {family!r} is not one of {', '.join(FAMILIES)}")
-    if dtype not in DTYPES:
-        raise ValueError(f"dtype {dtype!r} is not one of {', '.join(DTYPES)}")
+    kept, place = dtype_of(dtype), device_of(device)
     kind, fields = FAMILIES[family]
     made = AutoConfig.for_model(
         kind,
@@ -111,5 +110,5 @@ def tiny_model(
                 parameter.copy_(noise * (2.0 / parameter.shape[-1] ** 0.5))
             else:
                 parameter.add_(noise * 0.1)  # norms and biases stay near what they begin with
-    served: PreTrainedModel = model.to(device=device, dtype=DTYPES[dtype]).eval()
+    served: PreTrainedModel = model.to(device=place, dtype=kept).eval()
     return served

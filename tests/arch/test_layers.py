@@ -18,7 +18,8 @@ ALLOWED = {
     "conf": set(),
     "experiments": {"sched", "predictors", "engine", "conf"},
 }
-HEAVY = {"torch", "transformers", "sklearn", "lightgbm", "wandb", "pandas", "pyarrow", "matplotlib", "scipy", "hydra", "rich"}
+NATIVE = {"torch", "transformers", "tokenizers", "safetensors", "triton", "flashinfer"}
+HEAVY = NATIVE | {"sklearn", "lightgbm", "wandb", "pandas", "pyarrow", "matplotlib", "scipy", "hydra", "rich"}
 LATE = {"lightgbm", "wandb"}  # imported inside functions only
 
 
@@ -91,10 +92,10 @@ def test_allowed_imports_pass():
     assert violations("predictors", ROOT / "predictors/x.py", "def f():\n    import lightgbm") == []
 
 
-def loaded_by(statement):
-    code = f"import sys; {statement}; print(' '.join(sorted(sys.modules)))"
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd="/")
-    return set(run.stdout.split())
+def loaded_by(statement, cwd="/"):
+    code = f"import sys; {statement}; print(); print(' '.join(sorted(sys.modules)))"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=cwd)
+    return set(run.stdout.splitlines()[-1].split())
 
 
 @pytest.mark.parametrize("module", ["lengthwise", "lengthwise.sched", "lengthwise.engine.simulated", "lengthwise.cli"])
@@ -102,3 +103,12 @@ def test_light_modules_load_nothing_heavy(module):
     loaded = {name.split(".")[0] for name in loaded_by(f"import {module}")}
     assert not loaded & HEAVY, f"import {module} loads {sorted(loaded & HEAVY)}"
     assert "lengthwise" in loaded
+
+
+def test_a_simulated_cell_loads_nothing_of_the_native_engine(tmp_path):
+    """Whatever the configuration names for a native executor: neither the engine nor the libraries it stands on."""
+    line = ["run", "workload=synthetic", "num_requests=5", "wandb=off", "out=runs"]
+    loaded = loaded_by(f"from lengthwise.cli import main; assert main({line}) == 0", cwd=tmp_path)
+    assert "lengthwise.engine.simulated.executor" in loaded and list((tmp_path / "runs").rglob("summary*"))
+    assert not [name for name in loaded if name.startswith("lengthwise.engine.native")]
+    assert not {name.split(".")[0] for name in loaded} & NATIVE

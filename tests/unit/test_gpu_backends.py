@@ -157,6 +157,14 @@ def test_flash_attention_3_takes_small_pages() -> None:
     assert varlen.unfit("FA3", LayerSpec(2, 64, 64), 16, "bf16") is None
 
 
+def test_a_store_without_triton_is_told_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setitem(sys.modules, "lengthwise.engine.native.attention.triton_paged", None)
+    varlen._store_kernel.cache_clear()
+    assert varlen._store_kernel() is varlen._store_kernel() is None
+    varlen._store_kernel.cache_clear()
+    assert caplog.text.count("stored by plain torch operations") == 1
+
+
 def test_varlen_says_why_it_is_not_available() -> None:
     reason = varlen.available()
     if torch.cuda.is_available():
@@ -178,6 +186,7 @@ class Wrapper:
         assert layout == "NHD"
         type(self).made += 1
         self.plans, self.fixed = 0, settings.get("use_cuda_graph", False)
+        self.cores = settings.get("use_tensor_cores")
         self.buffer = settings.get("paged_kv_indices_buffer")
         if self.fixed:
             assert len(settings["paged_kv_indptr_buffer"]) == len(settings["paged_kv_last_page_len_buffer"]) + 1
@@ -233,6 +242,14 @@ def test_flashinfer(window: int | None, softcap: float | None, num_decode: int) 
     settings = (batch, 0, 0.3, window, softcap)
     found = flashinfer_backend().attend(pool, query, *settings)
     torch.testing.assert_close(found, TorchPaged().attend(pool, query, *settings), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("heads", "cores"), [((2, 2), False), ((4, 2), False), ((6, 2), True), ((8, 1), True)])
+def test_tensor_cores_are_for_larger_groups_of_heads(heads: tuple[int, int], cores: bool) -> None:
+    backend, (pool, query, batch) = flashinfer_backend(), scene(heads=heads)
+    backend.attend(pool, query, batch, 0, 0.3, None, None)
+    assert backend._last is not None
+    assert [wrapper.cores for wrapper in backend._last.decode.values()] == [cores]
 
 
 def test_one_plan_for_all_layers_of_a_batch() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -211,4 +212,6 @@ def test_refusals(served: Served, caplog: pytest.LogCaptureFixture) -> None:
         served.graphs(sizes=[0, 2])
     with caplog.at_level("INFO"):
         assert decode_graphs(served.model, served.attention, **settings) is None
-    assert "need a GPU" in caplog.text
+        shared = SimpleNamespace(device=torch.device("cuda"), num_ranks=2)
+        assert decode_graphs(shared, served.attention, **settings) is None
+    assert "need a GPU" in caplog.text and "what 2 ranks tell each other cannot be captured" in caplog.text

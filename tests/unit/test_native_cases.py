@@ -61,7 +61,7 @@ def test_s5_a_failure_loses_nobody(monkeypatch):
 
 def test_s6_a_long_request_starts_within_the_declared_bound():
     """Shorts come faster than they are served; under SJF the long one starts last, with aging within its bound."""
-    short = tuple(Ask(0.05 * i, 4, 8, 60, point(8.0)) for i in range(50))
+    short = tuple(Ask(0.05 * i, 4, 8, 60, point(8.0)) for i in range(30))
     case = Case((Ask(0.0, 4, 50, 60, point(50.0)), *short), "sjf", max_num_seqs=1, cost="even")
     late = both(case).requests[0]._first_scheduled
     soon = both(replace(case, policy="aging_sjf"))

@@ -9,7 +9,7 @@ from native import plain, served
 
 from lengthwise.engine.native.engine import NativeEngine
 from lengthwise.engine.native.generate import generate
-from lengthwise.engine.native.tiny import FAMILIES
+from lengthwise.engine.native.tiny import FAMILIES, tiny
 from lengthwise.sched import recompute
 from lengthwise.sched.batching import Chunked, Mixed, PrefillFirst, Static
 from lengthwise.sched.kv import Contiguous, Paged
@@ -29,7 +29,7 @@ def theirs(family, ids, num, **config):
     return out[0, len(ids) :].tolist()
 
 
-@pytest.mark.parametrize("attention", ["torch", "auto"])
+@pytest.mark.parametrize("attention", ["auto", pytest.param("torch", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_greedy_equals_generate(family, attention):
     """Prompts in chunks of at most 16 beside decodes, four rows, memory so short that some are computed again."""
@@ -54,3 +54,26 @@ def test_contiguous():
     some = prompts(2)
     answers = generate(NativeEngine(served("gpt2")), some, 9, kv=Contiguous(300), batching=Static(), max_num_seqs=3)
     assert [a.token_ids for a in answers] == [theirs("gpt2", ids, 9) for ids in some]
+
+
+def test_linear_layers_are_packed_or_quantised_once():
+    model = tiny("llama", dtype="bf16")
+    plain_answers = generate(NativeEngine(model, linears="torch"), prompts(), 5)
+    packed = generate(NativeEngine(model), prompts(), 5)
+    assert sum(a.token_ids == b.token_ids for a, b in zip(plain_answers, packed, strict=True)) >= 4  # bf16 rounds
+    with pytest.raises(ValueError, match="packed already"):
+        NativeEngine(model, linears="int8")
+    eight = NativeEngine(tiny("llama", dtype="bf16"), linears="int8")
+    assert len(generate(eight, prompts(), 5)) == len(generate(NativeEngine(eight.model, linears="int8"), prompts(), 5))
+    with pytest.raises(ValueError, match="linears='int4' is not one of auto, torch, int8"):
+        NativeEngine(model, linears="int4")
+
+
+@pytest.mark.slow
+def test_a_compiled_decoder_gives_the_same_tokens_through_the_scheduler():
+    model = tiny("qwen3")
+    some = prompts(3)
+    eager = generate(NativeEngine(model), some, 12, kv=Paged(160, 16, 0.0), max_num_seqs=3, token_budget=32)
+    compiled = NativeEngine(model, compiled=True)
+    again = generate(compiled, some, 12, kv=Paged(160, 16, 0.0), max_num_seqs=3, token_budget=32)
+    assert [a.token_ids for a in again] == [a.token_ids for a in eager]

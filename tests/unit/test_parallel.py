@@ -67,8 +67,10 @@ def test_a_group_of_one(alone):
     model = ParallelModel(tiny("llama"), alone)
     assert isinstance(model.model.lm_head, shards.GatheredColumns) and model.head_shared and model.vocab_size == 128
     torch.testing.assert_close(packed_logits(model, texts()), whole)
-    pool, *_ = model.new_pools(TorchPaged(), 4, 4, "fp32")
+    pool, *others = model.new_pools(TorchPaged(), 4, 4, "fp32")
     assert isinstance(pool, SharedPool)
+    with pytest.raises(ValueError, match="shared by 1 ranks: pools come from new_pools only"):
+        model.attach(TorchPaged(), [pool, *others])
     pool.tensors[0].copy_(torch.arange(4.0)[:, None, None, None].expand_as(pool.tensors[0]))
     kept = pool.export(torch.tensor([1, 3]))
     pool.copy_block(2, 1)

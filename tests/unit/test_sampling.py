@@ -183,11 +183,12 @@ def test_a_nucleus_smaller_than_the_likeliest_token_is_that_token():
 
 
 def test_equal_tokens_are_cut_by_id():
-    """Of eight equal tokens top_p 0.5 keeps the first four, top_k 3 the first three, and min_p all."""
+    """Of eight equal tokens top_p 0.5 keeps the first four, top_k 3 the first three, and min_p all that are left."""
     for params, kept in (
         (SamplingParams(temperature=1.0, top_p=0.5), 4),
         (SamplingParams(temperature=1.0, top_k=3), 3),
         (SamplingParams(temperature=1.0, min_p=1.0), 8),
+        (SamplingParams(temperature=1.0, top_k=5, min_p=1.0), 5),
     ):
         rows = [Generation(params, seed=i) for i in range(400)]
         assert set(sample([[1.5] * 8] * 400, rows).token_ids) == set(range(kept))

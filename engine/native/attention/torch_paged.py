@@ -101,7 +101,9 @@ def _attend(
         first = (positions[:, 0] - window + 1).clamp_min(0) // block_size
         width = min(width, (num_queries + window + block_size - 3) // block_size + 1)
     at = (first * block_size)[:, None] + torch.arange(width * block_size, device=lens.device)
-    own = torch.minimum(at, lens[:, None] - 1).clamp_min(0)  # what is not this row's is never read: 0 * inf is not 0
+    own = torch.minimum(at, lens[:, None] - 1).clamp_min(0)  # what no query of the row attends is never read: 0 * inf is not 0
+    if window is not None:
+        own = torch.maximum(own, (positions[:, :1] - window + 1).clamp_min(0))
     blocks = torch.where(lens[:, None] > 0, tables.gather(1, (own // block_size).long()), 0)
     slots = (blocks.long() * block_size + own % block_size)[:, None, :]
     index = (slots * num_kv_heads + torch.arange(num_kv_heads, device=lens.device)[:, None]).flatten()

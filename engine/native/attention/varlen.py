@@ -7,6 +7,8 @@ FlashAttention-3 and 4, activated by the user, read pages of any size. None of t
 from __future__ import annotations
 
 import inspect
+import logging
+from functools import cache
 from typing import Any
 
 import torch
@@ -15,6 +17,8 @@ from torch import Tensor
 from ..batch import Batch
 from ..pool import LayerSpec, Pool
 from .torch_paged import TorchPaged
+
+log = logging.getLogger(__name__)
 
 PAGE_STEP = 256  # FlashAttention-2
 MAX_HEAD_DIM = 256
@@ -147,9 +151,12 @@ def store(pool: Pool, key: Tensor, value: Tensor, slots: Tensor) -> None:
         kernel(pool, key, value, slots)
 
 
+@cache
 def _store_kernel() -> Any:
+    """None without Triton; looked for once, not by every layer of every step."""
     try:
         from .triton_paged import store as kernel
-    except ImportError:
+    except ImportError as error:
+        log.warning("KV is stored by plain torch operations, which is slow: %s", error)
         return None
     return kernel
