@@ -157,8 +157,8 @@ def windowed(case: Case, family: str) -> Windowed:
 
 
 def test_windows_with_copies_and_aborts():
-    asks = tuple(Ask(6 * i * TICK, 30 + i, 60, 60, priority=float(-i), abort_after=2.0 if i == 1 else None) for i in range(4))
-    case = Case(asks, "priority", pool=176, block_size=4, cost="even", token_budget=24, max_num_seqs=3, cpu=400)
+    asks = tuple(Ask(6 * i * TICK, 30 + i, 60, 60, priority=float(-i), abort_after=1.0 if i == 1 else None) for i in range(4))
+    case = Case(asks, "priority", pool=128, block_size=4, cost="even", token_budget=24, max_num_seqs=3, cpu=400)
     result = both(windowed(case, "gemma3"), "gemma3")
     assert result.scheduler.num_swaps > 0 and result.scheduler.counts["aborted"] == 1
 

@@ -193,6 +193,8 @@ def test_a_length_that_is_given_holds_whatever_the_tokens_are(writer):
     free = generate(writer, [[4, 5, 6]], 12, texts=True)[0]
     stops = SamplingParams(stop=(free.text[4:8],), stop_token_ids=tuple(free.token_ids[2:4]))
     assert len(generate(writer, [[4, 5, 6]], 12, stops)[0].token_ids) < 12
+    by_token = generate(writer, [[4, 5, 6]], 12, SamplingParams(stop_token_ids=(free.token_ids[5],)), texts=True)[0]
+    assert by_token.text == Letters().decode(by_token.token_ids[:-1])  # what ends an answer is no part of its text
     forced = generate(writer, [[4, 5, 6]], 12, stops, answer_lens=[12], texts=True)[0]
     assert (forced.token_ids, forced.text, forced.reason) == (free.token_ids, free.text, "stop")
 
