@@ -18,7 +18,7 @@ from .compiled import CompiledDecoder, compile_model
 from .door import check_stops
 from .executor import NativeExecutor
 from .generation import GREEDY, Generation
-from .graphs import decode_graphs
+from .graphs import DecodeGraphs, decode_graphs
 from .linear import pack_linears
 from .memory import kv_bytes_per_token, pool_tokens
 from .model import ServedModel
@@ -94,6 +94,10 @@ class NativeEngine:
         model.attach(self.attention, [pools[number] for _, number in places])
         return pools
 
+    def _graphs(self, kv: KVCache, max_num_seqs: int) -> DecodeGraphs | None:
+        sizes = {"block_size": kv.block_size, "max_num_seqs": max_num_seqs, "max_model_len": self.model.max_positions}
+        return decode_graphs(self.model, self.attention, **sizes)
+
     def _choose(self, block_size: int) -> Attention:
         specs, softcap = self.model.layers, getattr(self.model.config, "attn_logit_softcapping", None)
 
@@ -154,10 +158,9 @@ class NativeEngine:
         pools = self.new_pools(kv)
         if self.compiled and not isinstance(model.inner, CompiledDecoder):
             compile_model(model)
-        graphs = decode_graphs(
-            model, self.attention, block_size=kv.block_size, max_num_seqs=max_num_seqs, max_model_len=model.max_positions
-        )
-        run = model.forward if graphs is None else graphs.run
+        run = model.forward
+        if model.device.type == "cuda" and (graphs := self._graphs(kv, max_num_seqs)) is not None:
+            run = graphs.run
         return NativeExecutor(
             model, run, pools, kv, clock, begin, max_num_seqs=max_num_seqs, seconds=seconds, swap_seconds=swap_seconds
         )
