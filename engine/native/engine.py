@@ -23,6 +23,7 @@ from .linear import pack_linears
 from .memory import kv_bytes_per_token, pool_tokens
 from .model import ServedModel
 from .pool import Pool
+from .probing import HiddenProbe
 from .quantise import quantise
 from .sampling import SamplingParams
 from .text import Text
@@ -120,14 +121,15 @@ class NativeEngine:
         seed: int = 0,
         max_num_seqs: int = 256,
         texts: bool = False,
+        probe: HiddenProbe | None = None,
     ) -> NativeExecutor:
         """An executor for one run, with empty KV memory as large as `kv` counts. One at a time: the layers of the model are
         attached to its pools.
 
         sampling: how a request's tokens are chosen; None: greedily. answer_lens: answers are so long whatever their tokens are;
         None: end tokens decide. seconds, swap_seconds: step and copy times as told, for a clock that jumps. texts: keep texts
-        of answers beside their tokens; those with stop strings always are. Raises ValueError for texts without a tokenizer and
-        for an answer of no token.
+        of answers beside their tokens; those with stop strings always are. probe: the layer whose hidden states plan.probe_rows
+        are about; None: the last. Raises ValueError for texts without a tokenizer and for an answer of no token.
         """
         model = self.model
         if texts and model.tokenizer is None:
@@ -162,8 +164,9 @@ class NativeEngine:
         if model.device.type == "cuda" and (graphs := self._graphs(kv, max_num_seqs)) is not None:
             run = graphs.run
         return NativeExecutor(
-            model, run, pools, kv, clock, begin, max_num_seqs=max_num_seqs, seconds=seconds, swap_seconds=swap_seconds
-        )
+            model, run, pools, kv, clock, begin, max_num_seqs=max_num_seqs, seconds=seconds, swap_seconds=swap_seconds,
+            probe=probe,
+        )  # fmt: skip
 
 
 def items(answers: Answers) -> Iterable[tuple[int, int]]:

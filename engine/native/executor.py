@@ -20,17 +20,19 @@ from .batch import Batch
 from .generation import Generation
 from .model import ServedModel
 from .pool import Pool
+from .probing import HiddenProbe
 from .rows import Rows
 from .sampling import Sampler
 from .swap import SwapStore
 
 
 class InFlight(NamedTuple):
-    """A step under way. emitting: generations that get a token, decoding rows first, in the order of `logits`."""
+    """A step under way. emitting: generations that get a token, decoding rows first, in the order of `logits` and `states`."""
 
     plan: Plan
     emitting: list[Generation]
     logits: Tensor | None
+    states: Tensor | None
 
 
 class NativeExecutor:
@@ -39,7 +41,8 @@ class NativeExecutor:
     run: the model's forward, or whatever does the same faster. begin: makes the Generation of a request when it is first seen.
     seconds, swap_seconds: times of a step and of its copies as told, for a clock that jumps (parity with a simulation); None:
     the clock's own. `generations` holds every request that has started; `forget` one when it has ended, for whatever reason.
-    host_seconds, num_steps: time spent around the forwards, and how many there were.
+    probe: of which layer the rows in plan.probe_rows give back their hidden states, those of them that emit a token; None: the
+    last. Outcome.probes is {request: (hidden,) fp32}. host_seconds, num_steps: time spent around the forwards, and how many.
     """
 
     def __init__(
@@ -54,6 +57,7 @@ class NativeExecutor:
         max_num_seqs: int = 256,
         seconds: Callable[[Plan], float] | None = None,
         swap_seconds: Callable[[Sequence[Swap]], float] | None = None,
+        probe: HiddenProbe | None = None,
     ) -> None:
         if kv.tables is None:
             kv.keep_tables()
@@ -66,6 +70,7 @@ class NativeExecutor:
         self._begin = begin
         self._seconds = seconds
         self._swap_seconds = swap_seconds
+        self._probe = probe
         num_groups = 1 + max(spec.group for spec in model.layers)
         self._rows = Rows(kv.groups, kv.block_size, max_num_seqs, model.device, num_groups)
         self._store = SwapStore(pools)
@@ -93,20 +98,26 @@ class NativeExecutor:
         hidden = self._run(batch)
         logits = self._model.logits(hidden) if emitting else None
         self.host_seconds += ready - begun
-        return InFlight(plan, emitting, logits)
+        states = hidden if self._probe is None else self._probe.states
+        return InFlight(plan, emitting, logits, states if plan.probe_rows else None)
 
     def collect(self, ticket: InFlight, until: float) -> Outcome:
         """One step, whatever `until` (s) and plan.repeat say."""
-        plan, emitting, logits = ticket
+        plan, emitting, logits, states = ticket
         begun = time.perf_counter()
         finished: list[Finished] = []
         failures: list[Failure] = []
         if logits is not None:
             self._take(plan.num_decode, emitting, logits, finished, failures)
+        probes = None
+        if states is not None:
+            asked = set(plan.probe_rows)
+            kept = {g.request: i for i, g in enumerate(emitting) if g.request in asked}
+            probes = dict(zip(kept, states[list(kept.values())].float().cpu().numpy(), strict=True))
         self.num_steps += 1
         end = self._end(plan)
         self.host_seconds += time.perf_counter() - begun
-        return Outcome(1, [end], 1 if plan.num_decode else 0, finished, failures=failures)
+        return Outcome(1, [end], 1 if plan.num_decode else 0, finished, probes, failures)
 
     def _end(self, plan: Plan) -> float:
         end = self._clock.now

@@ -69,6 +69,11 @@ class ServedModel:
     num_ranks = 1  # processes that share it
 
     @property
+    def current_batch(self) -> Batch | None:
+        """What is being computed, from within a forward."""
+        return self._current.batch
+
+    @property
     def hidden_size(self) -> int:
         return int(self.config.hidden_size)
 
