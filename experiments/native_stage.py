@@ -130,7 +130,9 @@ class NativeStage:
                 swap_seconds=lambda swaps: hardware.swap_seconds(swaps, kv.block_tokens), **options,
             )  # fmt: skip
             return Begun(jumping, executor, executor.forget)
-        clock = Stopwatch()
+        from lengthwise.engine.native.clock import WallClock
+
+        clock = WallClock()
         executor = engine.executor(kv, clock, **options)
         last = float(workload.arrival[-1]) if workload.is_open else None
         log.info("serving %d requests%s", len(workload), "" if last is None else f", the last arrives after {last:.0f} s")
@@ -190,30 +192,6 @@ def step_seconds(cost: CostModel, plan: Plan) -> float:
     return a + c * context
 
 
-class Stopwatch:
-    """A wall clock that can be set going once all is ready."""
-
-    def __init__(self) -> None:
-        from lengthwise.engine.native.clock import WallClock
-
-        self._new = WallClock
-        self._clock = WallClock()
-
-    @property
-    def now(self) -> float:
-        return self._clock.now
-
-    def wait(self, until: float) -> None:
-        self._clock.wait(until)
-
-    def advance(self, to: float) -> None:
-        self._clock.advance(to)
-
-    def restart(self) -> None:
-        """It is 0 s now."""
-        self._clock = self._new()
-
-
 def facts(engine: Any) -> dict[str, Any]:
     """What step times depend on besides the code: the model as it is served, and the machine."""
     model = engine.model
@@ -235,22 +213,12 @@ def why_another(hardware: Hardware, engine: Any) -> str | None:
 
 
 def warm(engine: Any, block_size: int) -> None:
-    """Run a request through `engine`, so that nothing is built, loaded or compiled once the clock runs."""
-    from lengthwise.sched import INF, Request, Scheduler
-    from lengthwise.sched.batching import Chunked
+    """Run two requests through `engine`, so that nothing is built, loaded or compiled once the clock runs."""
+    from lengthwise.engine.native.generate import generate
     from lengthwise.sched.kv import Paged
-    from lengthwise.sched.policies import FCFS
-    from lengthwise.sched.preemption import recompute
 
     kv = Paged(8 * block_size + 128, block_size)
-    scheduler = Scheduler(FCFS(), Chunked(), kv, recompute(), max_num_seqs=4, token_budget=64)
-    executor = engine.executor(kv, Stopwatch(), answer_lens=[3, 3], max_num_seqs=4)
-    for rid, length in enumerate((48, 16)):
-        scheduler.add(Request(rid, 0.0, length, 8, prompt_ids=[1] * length))
-    while scheduler.busy:
-        plan = scheduler.plan(0.0)
-        assert plan is not None
-        scheduler.book(plan, executor.collect(executor.submit(plan), INF))
+    generate(engine, [[1] * 48, [1] * 16], 3, kv=kv, answer_lens=[3, 3], max_num_seqs=4, token_budget=64)
 
 
 def _is_profile(cfg: Config) -> bool:
