@@ -19,23 +19,23 @@ runs = st.one_of(cases(), crowded(), reusing().map(only_prompts))
 @given(cases(), BACKENDS)
 @FEW
 def test_any_run(case, attention):
-    both(case, attention=attention)
+    assert len(both(case, attention=attention).log.ended_at) == len(case.asks)
 
 
 @given(crowded(), BACKENDS)
 @FEW
 def test_runs_with_preemption(case, attention):
-    both(case, attention=attention)
+    assert len(both(case, attention=attention).log.ended_at) == len(case.asks)
 
 
 @given(reusing().map(only_prompts), BACKENDS)
 @FEW
 def test_runs_with_shared_prefixes_and_swaps(case, attention):
-    both(case, attention=attention)
+    assert len(both(case, attention=attention).log.ended_at) == len(case.asks)
 
 
 @pytest.mark.slow
 @given(runs, BACKENDS, st.sampled_from(tuple(FAMILIES)))
 @MANY
 def test_any_run_of_any_architecture(case, attention, family):
-    both(case, family, attention=attention)
+    assert len(both(case, family, attention=attention).log.ended_at) == len(case.asks)
