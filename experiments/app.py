@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from .composer import plain
-from .hints import hints
+from .hints import run_app
 from .job import run_job
 from .manifest import Row
 from .paths import root
@@ -46,13 +45,7 @@ def app(config: DictConfig) -> None:
 
 def main() -> None:
     """Run the application on sys.argv; after a refusal by Hydra add the nearest name."""
-    try:
-        app()
-    except SystemExit as end:
-        if end.code == 1:  # Hydra has said why
-            for line in hints(sys.argv[1:], CONFIG):
-                print(line, file=sys.stderr)
-        raise
+    run_app(app, CONFIG)
 
 
 def _tell(cfg: Mapping[str, Any], row: Row) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,7 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 from .capacity import FILE, search
 from .capacity_table import lines, table
 from .composer import Composer, plain
-from .hints import hints
+from .hints import print_error, run_app
 from .paths import root
 from .probes import SearchFailed
 from .sweep import excluded
@@ -79,16 +78,6 @@ def _refuse_study(name: str | None) -> None:
         raise ValueError(f"study={name}: a study is a sweep of its own; name the parts of the cells to be searched")
 
 
-def print_error(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
 def main() -> None:
     """Run the application on sys.argv; after a refusal by Hydra add the nearest name."""
-    try:
-        app()
-    except SystemExit as end:
-        if end.code == 1:  # Hydra has said why
-            for line in hints(sys.argv[1:], CONFIG):
-                print_error(line)
-        raise
+    run_app(app, CONFIG)

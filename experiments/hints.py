@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from hydra import compose, initialize_config_module
@@ -20,6 +21,21 @@ from .validate import nearest
 
 EXTRAS = {"submitit_local": "hpc", "submitit_slurm": "hpc", "ray": "cluster", "ray_aws": "cluster"}  # launchers of plug-ins
 OTHER_WORDS = {"repeat": "repeats are seeds, the same for every policy: seed=0,1,2", "repeats": "repeats are seeds: seed=0,1,2"}
+
+
+def run_app(app: Callable[[], object], config: str) -> None:
+    """Run the Hydra application `app` on sys.argv; after a refusal by Hydra add what `hints` finds."""
+    try:
+        app()
+    except SystemExit as end:
+        if end.code == 1:  # Hydra has said why
+            for line in hints(sys.argv[1:], config):
+                print_error(line)
+        raise
+
+
+def print_error(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 def hints(argv: Sequence[str], config: str) -> list[str]:

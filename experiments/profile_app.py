@@ -18,7 +18,7 @@ from lengthwise.engine.simulated.hardware import Hardware
 from lengthwise.engine.simulated.kernels import Batch
 from lengthwise.engine.simulated.steps import Draw
 
-from .hints import hints
+from .hints import run_app
 from .native_stage import NativeStage, facts
 from .nodes import Config, load_stage, read_hardware
 from .paths import root
@@ -144,10 +144,4 @@ def _track(batches: Sequence[Batch]) -> Iterable[Batch]:
 
 def main() -> None:
     """Run the application on sys.argv; after a refusal by Hydra add the nearest name."""
-    try:
-        app()
-    except SystemExit as end:
-        if end.code == 1:  # Hydra has said why
-            for line in hints(sys.argv[1:], CONFIG):
-                print(line, file=sys.stderr)
-        raise
+    run_app(app, CONFIG)

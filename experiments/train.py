@@ -230,13 +230,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command on `argv` (default: sys.argv[1:]). Returns 0; leaves by SystemExit on refusal."""
     if argv is not None:
         sys.argv = ["lengthwise", *argv]
-    try:
-        app()
-    except SystemExit as end:
-        if end.code == 1:  # Hydra has said why
-            from .hints import hints
+    from .hints import run_app
 
-            for line in hints(sys.argv[1:], "train"):
-                print(line, file=sys.stderr)
-        raise
+    run_app(app, "train")
     return 0

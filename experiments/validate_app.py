@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from .cellhash import digest, identity
 from .composer import plain
-from .hints import hints
+from .hints import print_error, run_app
 from .jsonable import jsonable
 from .nodes import Config, load_hardware
 from .paths import root
@@ -36,7 +35,7 @@ def app(config: DictConfig) -> None:
             config.hardware.path = default_path(str(choices.get("model")))
         cfg = plain(config, choices)
         loads, seeds, cell = checked(cfg)
-        answer = compare(cell, loads, seeds, _say)
+        answer = compare(cell, loads, seeds, print_error)
     except REFUSALS as error:
         raise SystemExit(f"lengthwise validate: {error}") from error
     print("\n".join(lines(answer)))
@@ -68,16 +67,6 @@ def write(folder: Path, answer: dict[str, Any]) -> Path:
     return folder
 
 
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
 def main() -> None:
     """Run the application on sys.argv; after a refusal by Hydra add the nearest name."""
-    try:
-        app()
-    except SystemExit as end:
-        if end.code == 1:  # Hydra has said why
-            for line in hints(sys.argv[1:], CONFIG):
-                _say(line)
-        raise
+    run_app(app, CONFIG)
