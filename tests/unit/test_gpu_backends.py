@@ -16,11 +16,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from batches import attention_batch
 from torch import Tensor
 
-from lengthwise.engine.native.attention import flashinfer, varlen
+from lengthwise.engine.native.attention import flashinfer, torch_layout, varlen
 from lengthwise.engine.native.attention.torch_paged import TorchPaged
-from lengthwise.engine.native.batch import Batch, Placed
+from lengthwise.engine.native.batch import Batch
 from lengthwise.engine.native.pool import LayerSpec, Pool
 
 torch.set_num_threads(1)
@@ -44,17 +45,7 @@ def scene(
         tables[row, :need] = order[sum(needs[:row]) : sum(needs[: row + 1])]
         if window is not None:  # passed: anything may stand there
             tables[row, : max(0, lens[row] - counts[row] - window + 1) // block_size] = -(2**28)
-    batch = Batch(
-        token_ids=torch.zeros(sum(counts), dtype=torch.int64),
-        positions=torch.zeros(sum(counts), dtype=torch.int64),
-        query_start=torch.tensor(np.cumsum([0, *counts]), dtype=torch.int32),
-        context_len=torch.tensor(lens, dtype=torch.int32),
-        num_decode=num_decode,
-        max_query=max(counts),
-        max_context=max(lens),
-        emit=torch.zeros(0, dtype=torch.int64),
-        groups=[Placed(torch.zeros(sum(counts), dtype=torch.int64), torch.from_numpy(tables))],
-    )
+    batch = attention_batch(counts, lens, num_decode, tables)
     return pool, torch.randn(sum(counts), heads[0], DIM, generator=draw), batch
 
 
@@ -100,7 +91,7 @@ def varlen_stand_in(
 def varlen_backend(implementation: str = "FA3") -> varlen.VarlenPaged:
     backend = varlen.VarlenPaged.__new__(varlen.VarlenPaged)  # the door is shut without a device
     backend._varlen_attn = varlen_stand_in
-    backend.implementation, backend.num_splits, backend._like_torch = implementation, None, TorchPaged()
+    backend.implementation, backend.num_splits = implementation, None
     return backend
 
 
@@ -159,9 +150,9 @@ def test_flash_attention_3_takes_small_pages() -> None:
 
 def test_a_store_without_triton_is_told_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setitem(sys.modules, "lengthwise.engine.native.attention.triton_paged", None)
-    varlen._store_kernel.cache_clear()
-    assert varlen._store_kernel() is varlen._store_kernel() is None
-    varlen._store_kernel.cache_clear()
+    torch_layout._store_kernel.cache_clear()
+    assert torch_layout._store_kernel() is torch_layout._store_kernel() is None
+    torch_layout._store_kernel.cache_clear()
     assert caplog.text.count("stored by plain torch operations") == 1
 
 
@@ -228,7 +219,7 @@ class Package:
 
 def flashinfer_backend() -> flashinfer.FlashInferPaged:
     backend = flashinfer.FlashInferPaged.__new__(flashinfer.FlashInferPaged)
-    backend._flashinfer, backend._like_torch = Package, TorchPaged()
+    backend._flashinfer = Package
     backend._workspace, backend._last, backend._spare, backend._kept = None, None, {}, []
     Wrapper.made = Wrapper.planned = 0
     return backend

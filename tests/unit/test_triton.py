@@ -13,9 +13,10 @@ import sys
 import numpy as np
 import pytest
 import torch
+from batches import attention_batch
 
 from lengthwise.engine.native.attention.torch_paged import TorchPaged
-from lengthwise.engine.native.batch import Batch, Placed
+from lengthwise.engine.native.batch import Batch
 from lengthwise.engine.native.pool import KV_DTYPES, LayerSpec, Pool
 
 torch.set_num_threads(1)
@@ -72,17 +73,7 @@ def scene(
     TorchPaged().store(pool, key, value, torch.arange(num_blocks * block_size))
     for tensor in pool.tensors[-2:]:
         tensor.view(num_blocks * block_size, -1)[torch.from_numpy(~seen)] = torch.nan
-    batch = Batch(
-        token_ids=torch.zeros(sum(counts), dtype=torch.int64),
-        positions=torch.zeros(sum(counts), dtype=torch.int64),
-        query_start=torch.tensor(np.cumsum([0, *counts]), dtype=torch.int32),
-        context_len=torch.tensor(lens, dtype=torch.int32),
-        num_decode=num_decode,
-        max_query=max(counts),
-        max_context=max(lens),
-        emit=torch.zeros(0, dtype=torch.int64),
-        groups=[Placed(torch.zeros(sum(counts), dtype=torch.int64), torch.from_numpy(tables))],
-    )
+    batch = attention_batch(counts, lens, num_decode, tables)
     return pool, torch.randn(sum(counts), heads[0], dims[0], generator=draw).to(kept), batch
 
 

@@ -17,8 +17,7 @@ from torch import Tensor
 
 from ..batch import Batch
 from ..pool import LayerSpec, Pool
-from .torch_paged import TorchPaged
-from .varlen import store
+from .torch_layout import TorchLayout
 
 HEAD_DIMS = (64, 128, 256)
 DTYPES = ("bf16", "fp16")
@@ -62,7 +61,7 @@ class Pages:
     last_len: Tensor
 
 
-class FlashInferPaged:
+class FlashInferPaged(TorchLayout):
     """Pool tensors as TorchPaged has them, bf16 or fp16. Kernels are compiled at first use where the package brings none.
     Raises ImportError or RuntimeError where it cannot run."""
 
@@ -73,7 +72,6 @@ class FlashInferPaged:
         if reason := available():
             raise RuntimeError(reason)
         self._flashinfer: Any = import_module("flashinfer")
-        self._like_torch = TorchPaged()
         self._workspace: Tensor | None = None
         self._last: Plans | None = None  # of the batch under way
         self._spare: dict[tuple[str, bool], list[Any]] = {}  # wrappers of the batch before, for the next one
@@ -82,15 +80,6 @@ class FlashInferPaged:
     def unfit(self, spec: LayerSpec, block_size: int, dtype: str, softcap: float | None = None) -> str | None:
         """Why such a layer cannot be served, or None."""
         return unfit(spec, dtype)
-
-    def new_pool(self, spec: LayerSpec, num_blocks: int, block_size: int, dtype: str, device: torch.device) -> Pool:
-        if reason := unfit(spec, dtype):
-            raise ValueError(reason)
-        return self._like_torch.new_pool(spec, num_blocks, block_size, dtype, device)
-
-    def store(self, pool: Pool, key: Tensor, value: Tensor, slots: Tensor) -> None:
-        """Mutates `pool`."""
-        store(pool, key, value, slots)
 
     def attend(
         self, pool: Pool, query: Tensor, batch: Batch, group: int, scale: float, window: int | None, softcap: float | None

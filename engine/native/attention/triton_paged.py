@@ -14,14 +14,14 @@ from torch import Tensor
 from ..batch import Batch
 from ..pool import LayerSpec, Pool
 from .scaled import LARGEST
-from .torch_paged import TorchPaged
+from .torch_layout import TorchLayout
 from .triton_kernels import combine_kernel, decode_kernel, prefill_kernel, store_kernel
 
 MAX_SPLITS = 64
 TOKENS_PER_SPLIT = 128  # fewer are not worth a program of their own
 
 
-class TritonPaged:
+class TritonPaged(TorchLayout):
     """Pool tensors as TorchPaged has them, every dtype of KV_DTYPES (fp8 wants compute capability 8.9). Everything runs on the
     device without a look at it, so that steps can be captured in CUDA graphs.
 
@@ -38,18 +38,12 @@ class TritonPaged:
         if num_splits is not None and not 1 <= num_splits <= MAX_SPLITS:
             raise ValueError(f"num_splits {num_splits} is not within 1 to {MAX_SPLITS}")
         self.num_splits = num_splits
-        self._like_torch = TorchPaged()
 
     def unfit(self, spec: LayerSpec, block_size: int, dtype: str, softcap: float | None = None) -> str | None:
         """Why such a layer cannot be served, or None."""
         if dtype == "fp8" and torch.cuda.is_available() and torch.cuda.get_device_capability() < (8, 9):
             return f"fp8 KV needs compute capability 8.9, this device has {torch.cuda.get_device_capability()}"
         return None
-
-    def new_pool(self, spec: LayerSpec, num_blocks: int, block_size: int, dtype: str, device: torch.device) -> Pool:
-        if reason := self.unfit(spec, block_size, dtype):
-            raise ValueError(reason)
-        return self._like_torch.new_pool(spec, num_blocks, block_size, dtype, device)
 
     def store(self, pool: Pool, key: Tensor, value: Tensor, slots: Tensor) -> None:
         """Mutates `pool`."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 import logging
-from functools import cache
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from ..batch import Batch
 from ..pool import LayerSpec, Pool
-from .torch_paged import TorchPaged
+from .torch_layout import TorchLayout
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +24,7 @@ MAX_HEAD_DIM = 256
 DTYPES = ("bf16", "fp16")
 
 
-class VarlenPaged:
+class VarlenPaged(TorchLayout):
     """Pool tensors as TorchPaged has them, bf16 or fp16: keys and values (num_blocks, block_size, Hkv, K) with K = V.
 
     num_splits: programs that share one row's keys; None: 1 with FlashAttention-2 (splits of paged KV have been seen to give NaN
@@ -43,20 +42,10 @@ class VarlenPaged:
         self._varlen_attn: Any = varlen_attn
         self.implementation = implementation()
         self.num_splits = 1 if num_splits is None and self.implementation == "FA2" else num_splits
-        self._like_torch = TorchPaged()
 
     def unfit(self, spec: LayerSpec, block_size: int, dtype: str, softcap: float | None = None) -> str | None:
         """Why such a layer cannot be served, or None."""
         return unfit(self.implementation, spec, block_size, dtype, softcap)
-
-    def new_pool(self, spec: LayerSpec, num_blocks: int, block_size: int, dtype: str, device: torch.device) -> Pool:
-        if reason := self.unfit(spec, block_size, dtype):
-            raise ValueError(reason)
-        return self._like_torch.new_pool(spec, num_blocks, block_size, dtype, device)
-
-    def store(self, pool: Pool, key: Tensor, value: Tensor, slots: Tensor) -> None:
-        """Mutates `pool`."""
-        store(pool, key, value, slots)
 
     def attend(
         self, pool: Pool, query: Tensor, batch: Batch, group: int, scale: float, window: int | None, softcap: float | None
@@ -140,23 +129,3 @@ def unfit(implementation: str, spec: LayerSpec, block_size: int, dtype: str, sof
     if softcap is not None:
         return f"torch's varlen attention has no softcap, the model wants {softcap}"
     return None
-
-
-def store(pool: Pool, key: Tensor, value: Tensor, slots: Tensor) -> None:
-    """One Triton kernel where there is Triton, plain torch otherwise. Mutates `pool`."""
-    kernel = _store_kernel() if key.is_cuda else None
-    if kernel is None:
-        TorchPaged().store(pool, key, value, slots)
-    else:
-        kernel(pool, key, value, slots)
-
-
-@cache
-def _store_kernel() -> Any:
-    """None without Triton; looked for once, not by every layer of every step."""
-    try:
-        from .triton_paged import store as kernel
-    except ImportError as error:
-        log.warning("KV is stored by plain torch operations, which is slow: %s", error)
-        return None
-    return kernel
