@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from math import prod
 
@@ -134,14 +134,22 @@ def pack_linears(model: nn.Module) -> int:
     if which != "avx512_bf16":
         log.info("linear layers stay torch's: no AVX-512 bf16 here")
         return 0
-    head, memory = output_layer(model), Memory((child for *_, child in found), 2)
+    return replace_linears(model, found, pack, num_bytes=2)
+
+
+def replace_linears(
+    model: nn.Module, found: deque[tuple[nn.Module, str, nn.Module]], made: Callable[[nn.Module], PackedLinear], num_bytes: int
+) -> int:
+    """Put made(layer) in the place of each layer in `found`, which is used up; how many. num_bytes: of a number of a packed
+    weight. The layer that makes logits makes them in fp32. Mutates `model`."""
+    head, memory = output_layer(model), Memory((child for *_, child in found), num_bytes)
     count = len(found)
     while found:  # which lets go of each weight once it is packed
         parent, name, child = found.popleft()
-        packed = pack(child)
-        packed.packed = memory.keep(packed.packed)
-        packed.wide = child is head
-        setattr(parent, name, packed)
+        layer = made(child)
+        layer.packed = memory.keep(layer.packed)
+        layer.wide = child is head
+        setattr(parent, name, layer)
     return count
 
 

@@ -12,7 +12,7 @@ from collections import deque
 import torch
 from torch import Tensor, nn
 
-from .linear import PANEL, Memory, PackedLinear, kernel, linears, output_layer, pack_weight, weight_and_bias
+from .linear import PANEL, PackedLinear, kernel, linears, pack_weight, replace_linears, weight_and_bias
 
 log = logging.getLogger(__name__)
 
@@ -55,14 +55,8 @@ def quantise(model: nn.Module, weights: str = "int8") -> int:
     for *_, child in found:
         if child.weight.device.type != "cpu":
             raise ValueError(f"8-bit weights are for the CPU, not {child.weight.device}")
-    which, head, memory = kernel(), output_layer(model), Memory((child for *_, child in found), 1)
-    count = len(found)
-    while found:  # which lets go of each weight once it is packed
-        parent, name, child = found.popleft()
-        layer = quantised(child)
-        layer.packed = memory.keep(layer.packed)
-        layer.wide = child is head
-        setattr(parent, name, layer)
+    which = kernel()
+    count = replace_linears(model, found, quantised, num_bytes=1)
     if count and which == "plain":
         log.warning("8-bit linear layers run in plain loops, without AVX-512 bf16: right, but slower than torch's bf16")
     return count
