@@ -30,7 +30,7 @@ from .text import Text
 
 LINEARS = ("auto", "torch", "int8")
 KV_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
-Answers = Mapping[int, int] | Sequence[int]  # rid -> length in tokens
+AnswerLens = Mapping[int, int] | Sequence[int]  # rid -> length in tokens
 
 
 class NativeEngine:
@@ -115,7 +115,7 @@ class NativeEngine:
         clock: Clock,
         *,
         sampling: Callable[[Request], SamplingParams] | None = None,
-        answer_lens: Answers | None = None,
+        answer_lens: AnswerLens | None = None,
         seconds: Callable[[Plan], float] | None = None,
         swap_seconds: Callable[[Sequence[Swap]], float] | None = None,
         seed: int = 0,
@@ -169,7 +169,7 @@ class NativeEngine:
         )  # fmt: skip
 
 
-def items(answers: Answers) -> Iterable[tuple[int, int]]:
+def items(answers: AnswerLens) -> Iterable[tuple[int, int]]:
     return answers.items() if isinstance(answers, Mapping) else enumerate(answers)
 
 

@@ -19,8 +19,6 @@ from lengthwise.sched.kv import BlockTables
 from .batch import Batch, Placed
 from .generation import Generation
 
-Ints = NDArray[np.int64]
-
 
 class Rows:
     """`members[i]` is the generation in row i; rows move when one leaves. Grows block tables as rows need it, and gives back
