@@ -1,14 +1,18 @@
 """Peer: vLLM on the CPU, offline `LLM.generate`. `vllm_compiled` is its default mode, `vllm_eager` has enforce_eager.
 
 Left to itself it keeps one core for its scheduler and computes on the others, which on two cores is one; the job's `threads`
-cores are given by name instead, none reserved. Not called vllm.py: a script's folder comes first on the path.
+cores are given by name instead, none reserved. Intel's OpenMP, which comes with it, and tcmalloc where the system has it are
+loaded first, as its manual says. Not called vllm.py: a script's folder comes first on the path.
 """
 
 from __future__ import annotations
 
+import ctypes.util
 import dataclasses
 import gc
 import os
+import sys
+from pathlib import Path
 from typing import Any
 
 import job as protocol
@@ -72,5 +76,14 @@ class Vllm:
             gc.collect()
 
 
+def preload() -> None:
+    """Start this script anew with the libraries that must be loaded first, unless that was done or there are none."""
+    libraries = [ctypes.util.find_library("tcmalloc_minimal"), *map(str, Path(sys.prefix, "lib").glob("libiomp5.so"))]
+    wanted = ":".join(filter(None, libraries))
+    if wanted and "LD_PRELOAD" not in os.environ:
+        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, "LD_PRELOAD": wanted})
+
+
 if __name__ == "__main__":
+    preload()
     protocol.run(Vllm)

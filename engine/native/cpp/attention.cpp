@@ -236,7 +236,7 @@ struct Call {
   Pool pool;
   const void* query;
   void* out;
-  int64_t token_stride, head_stride;  // of query
+  int64_t num_tokens, token_stride, head_stride;  // of query
   int num_heads;
   const int32_t *starts, *contexts, *tables;
   int64_t table_width;
@@ -510,9 +510,17 @@ template <class Query, class KV> void run(Call& c, int num_rows) {
         items.push_back(it);
       }
   };
+  auto clear = [&](int64_t first, int64_t last) {  // what attends nothing is zeros
+    const int64_t size = int64_t(c.num_heads) * c.pool.v_dim * sizeof(Query);
+    std::memset(static_cast<char*>(c.out) + first * size, 0, (last - first) * size);
+  };
+  clear(c.starts[num_rows], c.num_tokens);
   for (int row = num_rows - 1; row >= 0; --row) {  // chunks come last and take longest: they go first, last queries before all
     const int count = c.starts[row + 1] - c.starts[row], context = c.contexts[row];
-    if (!context) continue;
+    if (!context) {
+      clear(c.starts[row], c.starts[row + 1]);
+      continue;
+    }
     for (int query = (count - 1) / most_queries * most_queries; query >= 0; query -= most_queries) {
       const int num_queries = std::min(most_queries, count - query), last = context - count + query + num_queries;
       over(row, query, num_queries, c.window ? std::max(0, last - num_queries - c.window + 1) : 0, last, count <= most_queries);
@@ -598,10 +606,10 @@ Tensor paged_attend(const Tensor& any_query, const Tensor& key_pool, const Tenso
   const Tensor query = any_query.stride(2) == 1 ? any_query : any_query.contiguous();
   const Tensor starts = query_start.contiguous(), contexts = context_len.contiguous(), tables = block_tables.contiguous();
   Call c{described(key_pool, value_pool, key_scale, value_scale)};
-  Tensor out = at::zeros({query.size(0), query.size(1), c.pool.v_dim}, query.options());
+  Tensor out = at::empty({query.size(0), query.size(1), c.pool.v_dim}, query.options());
   c.query = query.const_data_ptr(), c.out = out.mutable_data_ptr();
   c.token_stride = query.stride(0), c.head_stride = query.stride(1);
-  c.num_heads = query.size(1);
+  c.num_tokens = query.size(0), c.num_heads = query.size(1);
   c.starts = starts.const_data_ptr<int32_t>(), c.contexts = contexts.const_data_ptr<int32_t>();
   c.tables = tables.const_data_ptr<int32_t>(), c.table_width = tables.size(1);
   c.scale = scale, c.window = window, c.softcap = softcap;
@@ -625,7 +633,7 @@ void paged_store(const Tensor& any_key, const Tensor& any_value, const Tensor& a
     by_kept(key_pool.scalar_type(), [&](auto to) {
       using From = decltype(from);
       using KV = decltype(to);
-      at::parallel_for(0, slots.size(0), std::max<int64_t>(1, 32768 / per_token), [&](int64_t first, int64_t last) {
+      at::parallel_for(0, slots.size(0), std::max<int64_t>(1, 4096 / per_token), [&](int64_t first, int64_t last) {
         for (int64_t i = first; i < last; ++i) {
           if (slot[i] < 0) continue;
           TORCH_CHECK(slot[i] < num_slots, "slot ", slot[i], " of a pool of ", num_slots);
