@@ -24,7 +24,7 @@ SCHEDULES = (
 )
 CONFIG = """\
 policy: {_target_: x}
-kv: {block_size: 16}
+kv: {_target_: lengthwise.sched.kv.Paged, _partial_: true, block_size: 16}
 limits: {token_budget: 2048}
 hardware:
   _target_: lengthwise.engine.simulated.hardware.Hardware

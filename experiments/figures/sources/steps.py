@@ -14,6 +14,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from ...load_runs import OK, Cell, load_runs
+from ...nodes import new_kv
 from ...stored import config_of
 from .points import by_point
 
@@ -74,9 +75,8 @@ def binned(cell: Cell, edges: Floats) -> pd.DataFrame:
 def num_blocks(cell: Cell) -> float:
     """Blocks of the cell's KV pool; NaN where it is not stored."""
     tokens = cell.provenance.get("kv_pool_tokens")
-    kv = config_of(cell).get("kv") or {}
-    size = kv.get("block_size", 1 if str(kv.get("_target_", "")).endswith("Contiguous") else None)
-    return float(tokens // size) if tokens and size else float("nan")
+    cfg = config_of(cell)
+    return float(new_kv(cfg, tokens).num_blocks) if tokens and cfg.get("kv") else float("nan")
 
 
 def _average(times: Floats, values: Floats, edges: Floats) -> Floats:
