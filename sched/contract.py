@@ -86,7 +86,10 @@ def _reusing(rng: np.random.Generator, case: Hostile, pool: int) -> Hostile:
         hashes.append(range(100 * k, 100 * k + 100) if k % 2 else [*range(100 * k, 100 * k + 5), 1000 + i])
     tiers = ({}, {"cpu": 64, "disk": 32}, {"cpu": 200})[int(rng.integers(3))]
     preemption = Preemption(case.preemption.keeps_kv, tiers)
-    return replace(case, kv=lambda: Prefix(pool, size, watermark), preemption=preemption, hash_tokens=size, hashes=hashes)
+    copies = bool(rng.integers(2))
+    return replace(
+        case, kv=lambda: Prefix(pool, size, watermark, copies), preemption=preemption, hash_tokens=size, hashes=hashes
+    )
 
 
 def rehearse(

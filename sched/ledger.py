@@ -74,7 +74,8 @@ class Ledger(Standing):
         else:
             self._off_batch(req)
             self._note_preemption(req)
-        swaps, computed = bool(self.swapping.tiers.sizes), req._computed
+        # a copy that is yet to be made cannot be swapped out: it is found again where it was to come from
+        swaps, computed = bool(self.swapping.tiers.sizes) and req not in self.kv.copies, req._computed
         table = self.kv.lies_in(req, computed) if swaps else ()
         self._release(req)
         if computed and swaps and self.swapping.take(req, self.kv.blocks(computed), computed, table):

@@ -38,6 +38,16 @@ class Swap(NamedTuple):
     blocks: Sequence[int] = ()
 
 
+class Copy(NamedTuple):
+    """`num_blocks` blocks of KV on the device copied to blocks of `request`'s own, in which it writes. sources, targets: their
+    ids, where ids are kept; all sources are read before a target is written, as the two may overlap."""
+
+    request: Request
+    num_blocks: int
+    sources: Sequence[int] = ()
+    targets: Sequence[int] = ()
+
+
 class Finished(NamedTuple):
     """A request that ended with this outcome after `num_tokens` generated tokens (EOS included)."""
 
@@ -60,11 +70,12 @@ class Plan:
     joins, leaves: changes of the decode set since the last Outcome (finished rows leave by themselves).
     num_decode: decoding rows that run in this step, one token each. num_padding: finished rows that a static batch still
     carries. context_tokens: tokens attended by the decoding rows in the first step; each further step adds num_decode.
-    repeat: the step may be repeated this often (decodes only; 1 whenever a chunk or a swap is planned). The executor stops at
+    repeat: the step may be repeated this often (decodes only; 1 whenever a chunk or a copy is planned). The executor stops at
     the first finish, so a request's max_new_tokens needs no bound here.
     stable_until: absolute time (s) from which the policy may decide otherwise, or a lease ends.
     swaps: block copies between memory tiers, outs first; synchronous with the step, which begins when they are done. Between
     leaves and joins: after a plan that came to nothing, one request may leave, be copied out and in, and join.
+    copies: copies of blocks on the device; `moves` says when.
     """
 
     chunks: list[Chunk] = field(default_factory=list)
@@ -76,10 +87,18 @@ class Plan:
     repeat: int = 1
     stable_until: float = float("inf")
     swaps: Sequence[Swap] = ()
+    copies: Sequence[Copy] = ()
     sends: Sequence[Any] = ()  # KV to another engine
     receives: Sequence[Any] = ()  # KV from another engine
     probe_rows: Sequence[Request] = ()  # rows whose hidden state a predictor wants back
     lookahead: int = 0  # speculative tokens per row
+
+    @property
+    def moves(self) -> list[Swap | Copy]:
+        """What is to be done before the step, in this order: swaps out, copies, swaps in. A block may be swapped out and be the
+        target of a copy, or be the source of a copy, evicted since, and swapped into or written by the step."""
+        outs = [swap for swap in self.swaps if swap.source == DEVICE]
+        return [*outs, *self.copies, *(swap for swap in self.swaps if swap.source != DEVICE)]
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .plan import DEVICE, Chunk, Finished, Outcome, Plan, Swap
+from .plan import DEVICE, Chunk, Copy, Finished, Outcome, Plan, Swap
 from .policy import INF
 from .ports import Event, EventKind
 from .prediction import LengthDistribution
@@ -63,7 +63,8 @@ class PlainExecutor:
 
     output_lens: true output length in tokens by rid. fast_forward: take `plan.repeat` for granted; off, single steps.
     `token_times`: rid -> the time (s) of every token, as a client would see them. hash_tokens: tokens a named piece; a prefill
-    may then begin behind pieces that somebody has computed. swap_seconds: seconds of a plan's copies.
+    may then begin behind pieces that somebody has computed, or at the last token of one that is copied. swap_seconds: seconds
+    of a plan's swaps.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class PlainExecutor:
         self._hash_tokens, self._swap_seconds = hash_tokens, swap_seconds
         self._pieces: dict[tuple[int, int], None] = {}  # (place, name) of pieces that somebody has computed
         self._swapped: dict[int, tuple[str, int]] = {}  # rid -> tier, blocks
+        self._copied: dict[int, None] = {}  # rids that a piece has been copied for
         self.token_times: dict[int, list[float]] = {}
         self._computed: dict[int, int] = {}  # prompt + generated tokens whose KV there is, as far as chunks told
         self._ready: dict[int, None] = {}  # prefilled: may decode
@@ -93,7 +95,7 @@ class PlainExecutor:
         for req in plan.leaves:
             assert req in self._decoding, f"request {req.rid} leaves a decode set it is not in"
             del self._decoding[req]
-        self._copy(plan.swaps)
+        self._copy(plan.moves)
         for req in plan.joins:
             assert req not in self._decoding and req.rid in self._ready, f"request {req.rid} joins, but is not ready to"
             self._decoding[req] = None
@@ -161,14 +163,23 @@ class PlainExecutor:
         return req.block_hashes[: covered // self._hash_tokens]
 
     def _examine_hit(self, req: Request, start: int) -> None:
-        names = self._names(req, start)
-        assert start == len(names) * self._hash_tokens > 0, f"a gap before {start} of {req.rid}"
+        end = start
+        if req.rid in self._copied:
+            del self._copied[req.rid]
+            end += start % self._hash_tokens > 0
+        names = self._names(req, end)
+        assert end == len(names) * self._hash_tokens > 0, f"a gap before {start} of {req.rid}"
         assert start < req.prompt_len + len(self.token_times.get(req.rid, ())), f"nothing left to compute of {req.rid}"
         missing = [(place, name) for place, name in enumerate(names) if (place, name) not in self._pieces]
         assert not missing, f"pieces {missing} of {req.rid} are taken for cached and were never computed"
 
-    def _copy(self, swaps: Sequence[Swap]) -> None:
-        for req, num_blocks, source, target, _ in swaps:
+    def _copy(self, moves: Sequence[Swap | Copy]) -> None:
+        for move in moves:
+            if isinstance(move, Copy):
+                assert move.num_blocks > 0 and move.request not in self._decoding, f"{move} is of nothing, or of who decodes"
+                self._copied[move.request.rid] = None
+                continue
+            req, num_blocks, source, target, _ = move
             assert (source == DEVICE) != (target == DEVICE), f"request {req.rid} is copied from {source} to {target}"
             if source == DEVICE:
                 away = num_blocks > 0 and req.rid not in self._swapped and req not in self._decoding
@@ -185,13 +196,14 @@ class Log:
     """An Observer: what was planned, in single steps, and how each request ended.
 
     steps: (start, end, chunks, joins, leaves, num_decode, num_padding, context_tokens), requests by rid.
-    ended_at: rid -> (tokens, reason, time). max_steps: more than these raise AssertionError (a livelock). keep: False for
-    long runs, of which only the ends are wanted.
+    moves: (start, rid, blocks) of every swap and copy. ended_at: rid -> (tokens, reason, time). max_steps: more than these
+    raise AssertionError (a livelock). keep: False for long runs, of which only the ends are wanted.
     """
 
     max_steps: float = INF
     keep: bool = True
     steps: list[tuple[Any, ...]] = field(default_factory=list)
+    moves: list[tuple[float, int, int]] = field(default_factory=list)
     ended_at: dict[int, tuple[int, str, float]] = field(default_factory=dict)
     num_plans: int = 0
     num_steps: int = 0
@@ -211,6 +223,7 @@ class Log:
         chunks = tuple((c.request.rid, c.start, c.length, c.last) for c in plan.chunks)
         changes = tuple(r.rid for r in plan.joins), tuple(r.rid for r in plan.leaves)
         context = plan.context_tokens
+        self.moves += [(start, move.request.rid, move.num_blocks) for move in plan.moves]
         for end in outcome.ends:
             self.steps.append((start, end, chunks, *changes, plan.num_decode, plan.num_padding, context))
             start, changes, context = end, ((), ()), context + plan.num_decode
@@ -220,4 +233,6 @@ class Log:
         self.ended_at[request.rid] = (num_tokens, reason, now)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Log) and self.steps == other.steps and self.ended_at == other.ended_at
+        if not isinstance(other, Log):
+            return False
+        return (self.steps, self.moves, self.ended_at) == (other.steps, other.moves, other.ended_at)

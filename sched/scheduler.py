@@ -174,8 +174,9 @@ class Scheduler(Ledger):
         """What a prefix cache and swap tiers add: copies are told; the plan is good until a lease ends, and is repeated only
         while no copies stand in it, nor a block goes (or has just been `evicted`) that the policy's order may hang on."""
         plan.stable_until = min(plan.stable_until, self.kv.next_expiry)
-        if self.swapping.untold:
-            plan.swaps = self.swapping.tell()
+        if self.swapping.untold or self.kv.copies:
+            plan.swaps, plan.copies = self.swapping.tell(), [*self.kv.copies.values()]
+            self.kv.copies.clear()
             plan.repeat = 1
         elif plan.repeat > 1 and "cached_len" in self.policy.needs:
             plan.repeat = 1 if evicted else min(plan.repeat, max(self.kv.room(self.kv.free), 1))

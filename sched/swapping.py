@@ -40,14 +40,14 @@ class Swapping:
 
     def bring(self, req: Request, cached_blocks: int, tokens: int, table: Sequence[int] = ()) -> None:
         """Copy `req` back in, all but the blocks that the device still has (a copy of none tells that the tier's may go);
-        `tokens`: those in the copied blocks. table: its blocks on the device, where ids are kept."""
+        `tokens`: those in the copied blocks, if any. table: its blocks on the device, where ids are kept."""
         tier, blocks = self.there.pop(req)
         self.tiers.give(tier, blocks)
         missing = max(blocks - cached_blocks, 0)
         self.untold.append(Swap(req, missing, tier, DEVICE, table[blocks - missing : blocks]))
         self.num_ins += 1
         self.blocks_in += missing
-        self.tokens_in += tokens
+        self.tokens_in += tokens if missing else 0  # else they are copied on the device
 
     def drop(self, req: Request) -> None:
         """`req` has ended: free what its tier keeps, and forget a copy that has not been told."""

@@ -71,13 +71,14 @@ class Ask:
 @dataclass(frozen=True)
 class Case:
     """Everything about one run. pool: KV tokens. prefix: a prefix cache, with pieces of hash_tokens tokens (0: nobody's are
-    named). cpu, disk: tokens of swap tiers; None: nobody is swapped."""
+    named); copy_on_write: its option. cpu, disk: tokens of swap tiers; None: nobody is swapped."""
 
     asks: tuple[Ask, ...]
     policy: str = "fcfs"
     batching: str = "chunked"
     paged: bool = True
     prefix: bool = False
+    copy_on_write: bool = False
     hash_tokens: int = 0
     cpu: int | None = None
     disk: int = 0
@@ -112,7 +113,7 @@ class Case:
 
     def kv(self) -> KVCache:
         if self.prefix:
-            kv = Prefix(self.pool, self.block_size, self.watermark)
+            kv = Prefix(self.pool, self.block_size, self.watermark, self.copy_on_write)
             if self.hash_tokens:
                 kv.use_hashes(self.hash_tokens)
             return kv

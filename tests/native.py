@@ -116,6 +116,7 @@ def both(case: Case, family: str = "llama", *, policy: Callable[[], Policy] | No
     real = play_native(case, served(family), policy=policy and policy(), **options)
     simulated = play(case, fast_forward=False, policy=policy and policy()).log
     assert real.log.steps == simulated.steps
+    assert real.log.moves == simulated.moves
     assert real.log.ended_at == simulated.ended_at
     assert_greedy(family, real.log)
     return real

@@ -12,7 +12,7 @@ from typing import Any
 from harness import BATCHING, COSTS, POLICIES, Case, Result, copy_seconds, step_seconds
 
 from lengthwise.engine.simulated import SimulatedClock
-from lengthwise.sched import Plan, Preemption, Request, Scheduler, Swap, serve
+from lengthwise.sched import Copy, Plan, Preemption, Request, Scheduler, Swap, serve
 from lengthwise.sched.kv import KVCache, Prefix
 from lengthwise.sched.plan import DEVICE
 from lengthwise.sched.rehearsal import Log, PlainExecutor, Script
@@ -22,7 +22,8 @@ FREE = ("free",)  # what lies in a block that nobody has: anybody may have writt
 
 
 class Shadow(PlainExecutor):
-    """Executes single steps, and asserts that every row reads its own prefix. peak: most rows that decoded at once."""
+    """Executes single steps, and asserts that every row reads its own prefix. peak: most rows that decoded at once. copies:
+    those on the device, each with whether what it was made from had been evicted by then."""
 
     def __init__(self, kv: KVCache, *args: Any, hash_tokens: int = 0, **options: Any) -> None:
         super().__init__(*args, fast_forward=False, hash_tokens=hash_tokens, **options)
@@ -32,6 +33,7 @@ class Shadow(PlainExecutor):
         self._written: set[int] = set()  # blocks with something in them
         self._below: dict[int, list[list[Any]]] = {}  # rid -> the blocks that a tier has of it
         self.num_reads = self.peak = 0
+        self.copies: list[tuple[Copy, bool]] = []  # with whether the source had been evicted since
 
     def content(self, req: Request, at: int) -> Any:
         """What the KV of token `at` of `req` stands for: the same for two requests if and only if they agree up to there."""
@@ -43,9 +45,13 @@ class Shadow(PlainExecutor):
                 pass
         return at, "of", req.rid
 
-    def _copy(self, swaps: Sequence[Swap]) -> None:
-        super()._copy(swaps)
-        for req, num_blocks, source, _, blocks in swaps:
+    def _copy(self, moves: Sequence[Swap | Copy]) -> None:
+        super()._copy(moves)
+        for move in moves:
+            if isinstance(move, Copy):
+                self._copy_own(move)
+                continue
+            req, num_blocks, source, _, blocks = move
             assert len(blocks) == num_blocks == len(set(blocks))
             if source == DEVICE:
                 self._below[req.rid] = [list(self._memory[block]) for block in blocks]
@@ -54,6 +60,20 @@ class Shadow(PlainExecutor):
                 for block, data in zip(blocks, there[len(there) - num_blocks :], strict=True):
                     self._memory[block] = list(data)
                     self._written.add(block)
+
+    def _copy_own(self, copy: Copy) -> None:
+        """As an engine copies: into blocks that the request has alone, where nobody else may read."""
+        req, num_blocks, sources, targets = copy
+        assert num_blocks == len(sources) == len(set(targets)) == len(targets)
+        at = self._kv.groups[0].of(req).index(targets[0])
+        assert self._kv.groups[0].of(req)[at : at + num_blocks] == list(targets)
+        indexed = set(self._kv.index.blocks())
+        assert not set(targets) & indexed, "a block that others may read is the target of a copy"
+        read = [list(self._memory[block]) for block in sources]
+        for block, data in zip(targets, read, strict=True):
+            self._memory[block] = data
+            self._written.add(block)
+        self.copies.append((copy, not set(sources) <= indexed))
 
     def _examine(self, plan: Plan) -> None:
         super()._examine(plan)

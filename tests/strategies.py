@@ -115,6 +115,7 @@ def reusing(draw: st.DrawFn, policies: tuple[str, ...] = tuple(POLICIES)) -> Cas
         batching=one_of("chunked", "chunked", *BATCHING),
         paged=prefix or one_of(True, False),
         prefix=prefix,
+        copy_on_write=one_of(True, False),
         hash_tokens=piece,
         cpu=one_of(None, 4096, 160, 64, 24, 0),
         disk=one_of(0, 0, 48),
@@ -130,7 +131,8 @@ def reusing(draw: st.DrawFn, policies: tuple[str, ...] = tuple(POLICIES)) -> Cas
 
 
 def named(seed: int, some: tuple[Ask, ...], piece: int) -> tuple[Ask, ...]:
-    """`some` with names for their prompts' pieces: of four conversations (range), of a tree of templates, or none."""
+    """`some` with names for their prompts' pieces: of four conversations (range), of a tree of templates, or none. Half of the
+    prompts end with a piece, so that they may be cached whole."""
     out = []
     for i, a in enumerate(some):
         rng = np.random.default_rng([seed, i, 1])
@@ -144,5 +146,6 @@ def named(seed: int, some: tuple[Ask, ...], piece: int) -> tuple[Ask, ...]:
             forks = sorted(parts)
             hashes = [10_000 + p + 100 * k * (p >= forks[0]) + 1000 * (i + 1) * (p >= forks[1]) for p in range(whole)]
             hashes += [90_000 + i] * int(rng.integers(2))  # the end of the prompt: no whole piece
-        out.append(replace(a, block_hashes=hashes))
+        prompt_len = whole * piece if whole and rng.random() < 0.5 else a.prompt_len
+        out.append(replace(a, prompt_len=prompt_len, block_hashes=hashes))
     return tuple(out)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from lengthwise.sched import Clock, Finished, Outcome, Plan, Request, Swap
+from lengthwise.sched import Clock, Copy, Finished, Outcome, Plan, Request, Swap
 from lengthwise.sched.kv import KVCache
 from lengthwise.sched.plan import Failure
 
@@ -39,7 +39,7 @@ class NativeExecutor:
     """Executes plans for one model, KV cache and clock.
 
     run: the model's forward, or whatever does the same faster. begin: makes the Generation of a request when it is first seen.
-    seconds, swap_seconds: times of a step and of its copies as told, for a clock that jumps (parity with a simulation); None:
+    seconds, swap_seconds: times of a step and of its swaps as told, for a clock that jumps (parity with a simulation); None:
     the clock's own. `generations` holds every request that has started; `forget` one when it has ended, for whatever reason.
     probe: of which layer the rows in plan.probe_rows give back their hidden states, those of them that emit a token; None: the
     last. Outcome.probes is {request: (hidden,) fp32}. host_seconds, num_steps: time spent around the forwards, and how many.
@@ -73,6 +73,7 @@ class NativeExecutor:
         self._probe = probe
         num_groups = 1 + max(spec.group for spec in model.layers)
         self._rows = Rows(kv.groups, kv.block_size, max_num_seqs, model.device, num_groups)
+        self._pools = pools
         self._store = SwapStore(pools)
         self._sampler = Sampler(model.vocab_size, model.eos_ids)
 
@@ -81,8 +82,12 @@ class NativeExecutor:
         rows, generations = self._rows, self.generations
         for request in plan.leaves:
             rows.leave(request)
-        for copy in plan.swaps:
-            self._store.copy(copy)
+        for move in plan.moves:
+            if isinstance(move, Copy):
+                for pool in self._pools:
+                    pool.copy_blocks(move.sources, move.targets)
+            else:
+                self._store.copy(move)
         for request in plan.joins:
             rows.join(generations[request])
         texts = []

@@ -140,8 +140,8 @@ class ParallelModel(ServedModel):
             return
         layer, *rest = arguments
         pool: Pool = self._modules[layer].lengthwise.pool
-        if what == "copy_block":
-            pool.copy_block(*rest)
+        if what == "copy_blocks":
+            pool.copy_blocks(*rest)
         elif what == "export":
             dist.gather_object(pool.export(rest[0].to(self.device)), None, 0, group=self.group)
         elif what == "restore":
@@ -165,9 +165,9 @@ class SharedPool(Pool):
     model: ParallelModel
     layer: int
 
-    def copy_block(self, source: int, target: int) -> None:
-        self.model._tell("copy_block", self.layer, source, target)
-        Pool.copy_block(self, source, target)
+    def copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        self.model._tell("copy_blocks", self.layer, sources, targets)
+        Pool.copy_blocks(self, sources, targets)
 
     def export(self, blocks: Tensor) -> tuple[Tensor, ...]:
         model = self.model

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -39,10 +40,11 @@ class Pool:
     def num_bytes(self) -> int:
         return sum(t.numel() * t.element_size() for t in self.tensors)
 
-    def copy_block(self, source: int, target: int) -> None:
-        """Mutates block `target` (copy-on-write)."""
+    def copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Copy block sources[i] to targets[i], all read before any is written. Mutates the pool."""
         for tensor in self.tensors:
-            tensor[target].copy_(tensor[source])
+            read, write = (torch.tensor(blocks, device=tensor.device) for blocks in (sources, targets))
+            tensor[write] = tensor.index_select(0, read)
 
     def export(self, blocks: Tensor) -> tuple[Tensor, ...]:
         """Copies of `blocks` (n,) int64 on the CPU, one tensor (n, ...) for each of `tensors`."""

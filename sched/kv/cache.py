@@ -15,6 +15,7 @@ from ..policy import FOREVER, INF
 from .tables import BlockTables
 
 if TYPE_CHECKING:
+    from ..plan import Copy
     from ..request import Request
 
 
@@ -25,8 +26,8 @@ class KVCache(ABC):
     indexes: whether it keeps prefixes for reuse. next_expiry: when the next lease ends (s). epoch: changes whenever what
     `lookup` says may. tables: which blocks each request has, for an engine with memory behind the counts; None: only counts.
     groups: those of each group of layers, where layers keep different tokens; else `tables` alone. block_tokens: tokens of all
-    layers that a block has memory for. frees: whether blocks come free while a request goes on. passed: how many did in the
-    last step of the last `advance`.
+    layers that a block has memory for. copies: those of blocks that no plan has told yet. frees: whether blocks come free while
+    a request goes on. passed: how many did in the last step of the last `advance`.
     """
 
     def __init__(self, num_tokens: int, block_size: int, watermark: float) -> None:
@@ -42,6 +43,7 @@ class KVCache(ABC):
         self.next_expiry = INF
         self.epoch = 0
         self.block_tokens: float = block_size
+        self.copies: dict[Request, Copy] = {}
         self.frees = False
         self.passed = 0
         self.tables: BlockTables | None = None

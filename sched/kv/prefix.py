@@ -1,14 +1,16 @@
 """Paged KV with a prefix cache: what a request has computed stays until room is needed (SGLang, NeurIPS 2024; vLLM).
 
 Requests that begin alike share blocks, each counted once. Prompts come with the names of their pieces (Request.block_hashes),
-so that nothing is hashed here; only whole pieces are shared, and at least one token of a request is always computed.
+so that nothing is hashed here; only whole pieces are shared, and at least one token of a request is always computed, into blocks
+of its own: of a prompt that is cached whole the last piece is computed anew, or copied (`copy_on_write`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+from ..plan import Copy
 from ..request import Request, covers_answers
 from .leases import Lease, Leases
 from .paged import Paged
@@ -25,6 +27,16 @@ class Path:
         self.pieces = pieces
 
 
+class Match(NamedTuple):
+    """What admission finds: `pieces` to be shared, in the nodes of `trail` with how many in each, and `tokens` that are not to be
+    computed. Those behind the shared pieces are to be copied; sources: from these blocks, where ids are kept."""
+
+    pieces: int
+    trail: list[tuple[Node, int]]
+    tokens: int
+    sources: Sequence[int] = ()
+
+
 class Prefix(Paged):
     """Paged with a radix index over pieces. `free` is what is truly free; whatever asks for room counts `evictable` too.
 
@@ -32,17 +44,27 @@ class Prefix(Paged):
     only names by place in a conversation cover (`covers_answers`), when the request gives up its KV. Of two requests that
     computed one piece at once, the first to book it has it indexed; the second gives its own blocks back and shares those.
     Eviction takes whole pieces, least recently used first, from the ends of prefixes that nobody references or has pinned.
+
+    copy_on_write: who finds all its tokens cached (prompt + generated, where names cover them) shares all pieces but the last,
+    has that copied, whole, as pieces are, and computes one token, into the copy. So n requests with one prompt are forks of it
+    as soon as the first has computed it (parallel sampling in vLLM, SOSP 2023). The copy lies in the blocks that the piece would
+    be computed in without the option, so that nobody needs more room; and what it is made from is not held: evicted by the
+    same plan, it is read before anybody writes there (Plan.moves). Once the token is booked the copy goes back, as whatever two
+    have computed, or is indexed, if what it was made from is gone.
     """
 
-    def __init__(self, num_tokens: int, block_size: int = 16, watermark: float = 0.01) -> None:
+    def __init__(
+        self, num_tokens: int, block_size: int = 16, watermark: float = 0.01, copy_on_write: bool = False
+    ) -> None:
         super().__init__(num_tokens, block_size, watermark)
+        self.copy_on_write = copy_on_write
         self.indexes = True
         self.index = RadixIndex()
         self.hash_tokens = 0
         self._span = 0  # blocks a piece
         self._paths: dict[Request, Path] = {}
         self._leases = Leases()
-        self._matched: tuple[Any, ...] = ()  # the last match: (request, tokens, changes), (pieces, trail)
+        self._matched: tuple[Any, ...] = ()  # the last match: (request, tokens, changes), Match
 
     def use_hashes(self, tokens: int) -> None:
         """Raises ValueError unless a piece is a whole number of blocks, the same from the first request on."""
@@ -71,14 +93,20 @@ class Prefix(Paged):
         return self.cached(req, req.prompt_len)
 
     def cached(self, req: Request, tokens: int) -> int:
-        return 0 if req.block_hashes is None else self._match(req, tokens)[0] * self.hash_tokens
+        return 0 if req.block_hashes is None else self._match(req, tokens).tokens
 
-    def _match(self, req: Request, tokens: int) -> tuple[int, list[tuple[Node, int]]]:
-        """The pieces that admission of `req` with `tokens` finds, and the nodes they lie in; one token is left to compute."""
+    def _match(self, req: Request, tokens: int) -> Match:
+        """What admission of `req` with `tokens` finds; one token is left to compute."""
         key = req, tokens, self.index.changes
         if self._matched and self._matched[0] == key:
             return self._matched[1]  # type: ignore[no-any-return]
-        match = self.index.match(self._names(req, 0, tokens - 1))
+        pieces, trail = self.index.match(self._names(req, 0, tokens if self.copy_on_write else tokens - 1))
+        match = Match(pieces, trail, pieces * self.hash_tokens)
+        if match.tokens == tokens:
+            node, num = trail.pop()
+            if num > 1:
+                trail.append((node, num - 1))
+            match = Match(pieces - 1, trail, tokens - 1, node.blocks[(num - 1) * self._span : num * self._span])
         self._matched = key, match
         return match
 
@@ -107,7 +135,7 @@ class Prefix(Paged):
         blocks = -(-tokens // self.block_size)
         if req.block_hashes is None:
             return blocks
-        trail = self._match(req, tokens)[1]
+        trail = self._match(req, tokens).trail
         return blocks - self._span * sum(num for node, num in trail if node.refs or node.leases)
 
     def brings(
@@ -122,7 +150,7 @@ class Prefix(Paged):
             if there := self._paths.get(other):
                 for node in self.index.up(there.node):
                     gone[node] = gone.get(node, 0) + 1
-        wanted = dict(self._match(*incoming)[1]) if incoming and incoming[0].block_hashes is not None else {}
+        wanted = dict(self._match(*incoming).trail) if incoming and incoming[0].block_hashes is not None else {}
         pieces = 0
         for node in self.index.up(path.node):
             if node.refs - gone.get(node, 0) == 1 and not node.leases:
@@ -132,17 +160,23 @@ class Prefix(Paged):
     # --- taking and giving ------------------------------------------------------------------------------------------------
 
     def allocate(self, req: Request, tokens: int) -> int:
-        pieces, shared = 0, []
+        shared: list[int] = []
+        sources: Sequence[int] = ()
+        pieces = found = 0
         if req.block_hashes is not None:
-            pieces, trail = self._match(req, tokens)
+            pieces, trail, found, sources = self._match(req, tokens)
             shared = self._blocks(trail)
             self._paths[req] = Path(self.index.take(trail), pieces)
-        own = -(-tokens // self.block_size) - pieces * self._span
+        at = pieces * self._span
+        own = -(-tokens // self.block_size) - at
         self.free -= own
         self._make_room()
         if self.tables is not None:
             self.tables.admit(req, shared, own)
-        return pieces * self.hash_tokens
+        if num := self.blocks(found) - at:  # a block that the one token is alone in is not copied
+            targets = () if self.tables is None else self.tables.of(req)[at : at + num]
+            self.copies[req] = Copy(req, num, sources[:num], targets)
+        return found
 
     def enter(self, req: Request, computed: int) -> int:
         path = self._paths.get(req)
@@ -169,6 +203,7 @@ class Prefix(Paged):
         path = self._paths.pop(req, None)
         if path is None:
             return super().release(req, tokens)
+        self.copies.pop(req, None)
         before = self.free + self.evictable
         self.free += self.held(req, tokens) - path.pieces * self._span
         if self.tables is not None:

@@ -105,9 +105,12 @@ def names(req: Request, tokens: int, piece: int) -> tuple[int, ...]:
     return tuple(hashes[: (tokens if isinstance(hashes, range) else min(tokens, req.prompt_len)) // piece])
 
 
-def draw(rng: np.random.Generator, rid: int, piece: int) -> Request:
-    """A prompt of up to 12 pieces: a turn of a conversation, or names that part from others' at random places."""
+def draw(rng: np.random.Generator, rid: int, piece: int, whole: bool) -> Request:
+    """A prompt of up to 12 pieces (whole: often of whole ones): a turn of a conversation, or names that part from others' at
+    random places."""
     prompt = int(rng.integers(1, 12 * piece))
+    if whole and rng.random() < 0.5:
+        prompt = -(-prompt // piece) * piece
     if rng.random() < 0.4:
         k = int(rng.integers(3))
         return Request(rid, 0.0, prompt, block_hashes=range(1000 * k, 1000 * k + (1 << 80)))
@@ -121,18 +124,27 @@ def draw(rng: np.random.Generator, rid: int, piece: int) -> Request:
 
 @pytest.mark.parametrize(("size", "span", "num_blocks"), [(1, 1, 40), (4, 1, 33), (4, 2, 61), (16, 3, 100), (2, 5, 160)])
 @pytest.mark.parametrize("seed", range(3))
-def test_s14_a_thousand_operations_balance(seed, size, span, num_blocks):
+@pytest.mark.parametrize("copies", [False, True])
+def test_s14_a_thousand_operations_balance(copies, seed, size, span, num_blocks):
     rng = np.random.default_rng([seed, size, span])
     piece = size * span
-    kv, naive = Prefix(num_blocks * size, size, 0.0), Naive(num_blocks, size, span)
+    kv, naive = Prefix(num_blocks * size, size, 0.0, copies), Naive(num_blocks, size, span)
     kv.use_hashes(piece)
     holders: dict[int, tuple[Request, int]] = {}  # rid -> request, tokens computed
     leases: dict[int, tuple] = {}
     seen = dict.fromkeys(("hit", "evicted", "duplicate", "pinned", "expired", "refused"), 0)
+    if copies and piece > 1:
+        seen["copied"] = 0
     now = 0.0
+
+    def tokens_found(req: Request) -> int:
+        whole = names(req, req.prompt_len, piece)
+        found = len(naive.match(whole)) * piece
+        return req.prompt_len - 1 if found == req.prompt_len and copies else min(found, (req.prompt_len - 1) // piece * piece)
+
     for k in range(1000):
         action = rng.choice(ACTIONS, p=SHARES)
-        req = draw(rng, k, piece)
+        req = draw(rng, k, piece, copies)
         some = int(rng.choice(list(holders))) if holders else -1
         before = len(naive.pieces)
         if action == "allocate":
@@ -144,8 +156,13 @@ def test_s14_a_thousand_operations_balance(seed, size, span, num_blocks):
             if takes > room:
                 seen["refused"] += 1
                 continue
-            found = kv.allocate(req, target)
-            assert found == naive.allocate(k, limit, target) * piece <= req.prompt_len - 1
+            found = tokens_found(req)
+            assert kv.allocate(req, target) == found <= req.prompt_len - 1
+            pieces = naive.allocate(k, limit, target)
+            copy = kv.copies.pop(req, None)
+            assert (copy.num_blocks if copy else 0) == naive.blocks(found) - pieces * span  # nothing that it shares
+            if copy:
+                seen["copied"] += 1
             holders[k] = req, found
             seen["hit"] += found > 0
             seen["evicted"] += len(naive.pieces) < before
@@ -187,8 +204,7 @@ def test_s14_a_thousand_operations_balance(seed, size, span, num_blocks):
                 naive.mark(path, 1, number, False)
                 seen["expired"] += 1
         elif action == "lookup":
-            found = len(naive.match(names(req, req.prompt_len - 1, piece)))
-            assert kv.lookup(req) == found * piece <= req.prompt_len - 1
+            assert kv.lookup(req) == tokens_found(req) <= req.prompt_len - 1
             yielding = [int(r) for r in rng.permutation(list(holders))[:4]]
             brought, gone = 0, frozenset()
             start, limit = naive.counts(), names(req, req.prompt_len - 1, piece)

@@ -62,7 +62,9 @@ def conservation(case: Case) -> None:
         if case.prefix:
             most = sum(math.ceil((r.prompt_len + scheduler.generated(r)) / case.block_size) for r in holders)
             assert used <= most  # shared blocks count once
-            assert all(0 <= r._cached < r.prompt_len and r._cached % case.hash_tokens == 0 for r in added)  # M14
+            assert all(0 <= r._cached < r.prompt_len for r in added)  # M14
+            copied = [r for r in added if r._cached % case.hash_tokens]
+            assert all(case.copy_on_write and r._cached == r.prompt_len - 1 for r in copied)
         elif case.paged:
             least = sum(math.ceil(scheduler.computed(r) / case.block_size) for r in holders)
             most = sum(math.ceil((r.prompt_len + scheduler.generated(r)) / case.block_size) for r in holders)

@@ -331,7 +331,7 @@ def test_blocks_may_move(attention: Attention, dtype: str) -> None:
     scene.tables.apply_(lambda block: places.get(block, block))
     assert torch.equal(scene.attend(), before)
     spare = next(block for block in range(pool.num_blocks) if block not in used)
-    pool.copy_block(int(scene.tables[0, 0]), spare)
+    pool.copy_blocks([int(scene.tables[0, 0])], [spare])
     scene.tables[0, 0] = spare
     assert torch.equal(scene.attend(), before)
 

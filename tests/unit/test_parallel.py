@@ -73,7 +73,7 @@ def test_a_group_of_one(alone):
         model.attach(TorchPaged(), [pool, *others])
     pool.tensors[0].copy_(torch.arange(4.0)[:, None, None, None].expand_as(pool.tensors[0]))
     kept = pool.export(torch.tensor([1, 3]))
-    pool.copy_block(2, 1)
+    pool.copy_blocks([2], [1])
     assert pool.tensors[0][:, 0, 0, 0].tolist() == [0, 2, 2, 3]
     pool.restore(torch.tensor([2, 0]), kept)
     assert pool.tensors[0][:, 0, 0, 0].tolist() == [3, 2, 1, 3]
@@ -95,7 +95,7 @@ def test_two_processes_give_the_logits_of_one(family):
         assert [tuple(part.shape) for part in parts] == [(2, 4, 1, 16)] * 4
         moved = tuple(part + rank for rank, part in zip((1, 1, 2, 2), parts, strict=True))
         pool.restore(torch.tensor([2, 3]), moved)
-        pool.copy_block(2, 0)
+        pool.copy_blocks([2], [0])
         back = pool.export(torch.tensor([0, 3]))
         assert all(torch.equal(one, other) for one, other in zip(back, moved, strict=True))
     finally:
