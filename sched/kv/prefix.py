@@ -1,8 +1,8 @@
 """Paged KV with a prefix cache: what a request has computed stays until room is needed (SGLang, NeurIPS 2024; vLLM).
 
 Requests that begin alike share blocks, each counted once. Prompts come with the names of their pieces (Request.block_hashes),
-so that nothing is hashed here; only whole pieces are shared, and at least one token of a request is always computed, into blocks
-of its own: of a prompt that is cached whole the last piece is computed anew, or copied (`copy_on_write`).
+so that nothing is hashed here; only whole pieces are shared, and at least one token of a request is always computed, into a
+block of its own: of a prompt that is cached whole the last piece is computed anew, or copied (`copy_on_write`).
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class Path:
 
 
 class Match(NamedTuple):
-    """What admission finds: `pieces` to be shared, in the nodes of `trail` with how many in each, and `tokens` that are not to be
-    computed. Those behind the shared pieces are to be copied; sources: from these blocks, where ids are kept."""
+    """What admission finds: `pieces` to be shared, in the nodes of `trail` with how many in each, and `tokens` that need not be
+    computed. Those behind the shared pieces are copied; sources: from these blocks, where ids are kept."""
 
     pieces: int
     trail: list[tuple[Node, int]]
@@ -46,16 +46,14 @@ class Prefix(Paged):
     Eviction takes whole pieces, least recently used first, from the ends of prefixes that nobody references or has pinned.
 
     copy_on_write: who finds all its tokens cached (prompt + generated, where names cover them) shares all pieces but the last,
-    has that copied, whole, as pieces are, and computes one token, into the copy. So n requests with one prompt are forks of it
-    as soon as the first has computed it (parallel sampling in vLLM, SOSP 2023). The copy lies in the blocks that the piece would
+    has that one copied, all of its blocks, and computes one token, in the copy. So n requests with one prompt are forks of it
+    once the first has computed it (parallel sampling in vLLM, SOSP 2023). The copy lies in the blocks that the piece would
     be computed in without the option, so that nobody needs more room; and what it is made from is not held: evicted by the
-    same plan, it is read before anybody writes there (Plan.moves). Once the token is booked the copy goes back, as whatever two
-    have computed, or is indexed, if what it was made from is gone.
+    same plan, it is read before anybody writes there (Plan.moves). Once the token is booked the copy goes back, as whatever
+    two have computed, or is indexed, if what it was made from is gone.
     """
 
-    def __init__(
-        self, num_tokens: int, block_size: int = 16, watermark: float = 0.01, copy_on_write: bool = False
-    ) -> None:
+    def __init__(self, num_tokens: int, block_size: int = 16, watermark: float = 0.01, copy_on_write: bool = False) -> None:
         super().__init__(num_tokens, block_size, watermark)
         self.copy_on_write = copy_on_write
         self.indexes = True

@@ -334,6 +334,10 @@ def test_blocks_may_move(attention: Attention, dtype: str) -> None:
     pool.copy_blocks([int(scene.tables[0, 0])], [spare])
     scene.tables[0, 0] = spare
     assert torch.equal(scene.attend(), before)
+    one, other = (int(block) for block in scene.tables[0, 1:3])
+    pool.copy_blocks([one, other], [other, one])  # read before they are written
+    scene.tables[0, 1], scene.tables[0, 2] = other, one
+    assert torch.equal(scene.attend(), before)
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "int8"])

@@ -32,7 +32,7 @@ def chunks(result, rid: int) -> list[tuple[int, int]]:
 
 
 def test_the_second_of_two_copies_one_block_and_gives_it_back():
-    """S15: 4 blocks, twice, while the first decodes. Its blocks are its own and the index's all the while."""
+    """4 blocks, twice. The first's stay what they are."""
     kv, (one, two) = prefix(10), [Request(i, 0.0, 64, block_hashes=[1, 2, 3, 4]) for i in range(2)]
     assert kv.allocate(one, 64) == 0 and not kv.copies
     kv.enter(one, 64)
@@ -59,7 +59,7 @@ def test_who_gives_up_its_kv_takes_no_copy_with_it():
 
 @pytest.mark.parametrize(
     ("size", "piece", "num"),
-    [(16, 16, 1), (16, 32, 2), (8, 32, 4), (1, 32, 31), (1, 2, 1), (1, 1, 0)],  # a block of one token is not copied to be written
+    [(16, 16, 1), (16, 32, 2), (8, 32, 4), (1, 32, 31), (1, 2, 1), (1, 1, 0)],
 )
 def test_a_piece_is_copied_whole_but_for_a_block_that_is_written_whole(size, piece, num):
     hashes = list(range(64 // piece))

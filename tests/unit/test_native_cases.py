@@ -137,6 +137,37 @@ def test_s15_a_prompt_that_is_cached_whole_still_computes_a_token(tight):
     assert off.log.tokens == result.log.tokens
 
 
+@pytest.mark.parametrize("attention", ["torch", "auto"])
+@pytest.mark.parametrize(("piece", "pool"), [(16, 4096), (32, 4096), (32, 64)])
+def test_s15_what_a_prompt_that_is_cached_whole_writes_is_a_copy(piece, pool, attention):
+    """One prompt of 4 blocks three times. Blocks of the index are never written, not even with the same numbers."""
+    tight, names = pool == 64, list(range(64 // piece))
+    num = 1 if tight else 10
+    asks = tuple(Ask(t, 64, num, num, block_hashes=names) for t in (0.0, 0.05, 3.0))
+    case = Case(asks, prefix=True, copy_on_write=True, hash_tokens=piece, pool=pool)
+    seen = []
+
+    def watch(executor, kv):
+        submit = executor.submit
+
+        def watched(plan):
+            before = [[tensor.clone() for tensor in pool.tensors] for pool in executor._pools]
+            ticket = submit(plan)
+            kept = kv.index.blocks()
+            for pool, tensors in zip(executor._pools, before, strict=True):
+                assert all(torch.equal(new[kept], old[kept]) for new, old in zip(pool.tensors, tensors, strict=True))
+            seen.extend(plan.copies)
+            return ticket
+
+        executor.submit = watched
+
+    result = both(case, attention=attention, prepare=watch)
+    assert [r._cached for r in result.requests] == [0, 63, 63]
+    assert [copy.num_blocks for copy in seen] == 2 * [piece // 16]
+    assert result.log.tokens[0] == result.log.tokens[1] == result.log.tokens[2]
+    assert both(replace(case, prefix=False), attention=attention).log.tokens == result.log.tokens
+
+
 def test_s14_m14_cached_tokens_are_counted_once_and_never_beyond_the_prompt():
     """M14: one request preempted by recompute while its prompt is cached: TTFT stays, recomputed tokens are counted apart."""
     names = list(range(6))

@@ -208,6 +208,21 @@ def test_s18_an_inbox_refuses_stop_strings_that_nobody_can_find():
     assert list(engine.close()) == [other.rid]
 
 
+def test_samples_of_one_prompt_are_forks_of_it():
+    """n = 4: the first computes the prompt, which is the token budget; the others compute one token each, in a copy of its last
+    block. Each draws what it draws alone."""
+    prompt = np.random.default_rng(1).integers(0, 128, 64).tolist()
+    params = [SamplingParams(temperature=1.0, seed=i) for i in range(4)]
+    kv = Prefix(640, 16, 0.0, copy_on_write=True)
+    kv.use_hashes(16)
+    engine = Engine(kv=kv, token_budget=64)
+    requests = [engine.inbox.submit(str(i), prompt, 20, p) for i, p in enumerate(params)]
+    answers = [engine.close()[r.rid].token_ids for r in requests]
+    assert sorted(r._cached for r in requests) == [0, 63, 63, 63] and engine.scheduler.cached_tokens == 3 * 63
+    assert answers == [a.token_ids for a in generate(NativeEngine(served(), attention="torch"), [prompt] * 4, 20, params)]
+    assert len({tuple(ids) for ids in answers}) == 4
+
+
 # --- soak -----------------------------------------------------------------------------------------------------------------
 
 
@@ -236,17 +251,22 @@ def soak(num, kv, preemption):
 def kinds():
     prefix = Prefix(640, 16, 0.0)
     prefix.use_hashes(16)
-    return {"paged": (Paged(640, 16, 0.0), recompute()), "prefix_swap": (prefix, swap(cpu=320, disk=160))}
+    copying = Prefix(640, 4, 0.0, copy_on_write=True)
+    copying.use_hashes(4)
+    return {
+        "paged": (Paged(640, 16, 0.0), recompute()), "prefix_swap": (prefix, swap(cpu=320, disk=160)),
+        "copying_swap": (copying, swap(cpu=320, disk=160)),
+    }  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", ["paged", "prefix_swap"])
+@pytest.mark.parametrize("kind", ["paged", "prefix_swap", "copying_swap"])
 def test_a_short_soak(kind):
     reasons, _ = soak(100, *kinds()[kind])
     assert reasons.count("length") > 50 and reasons.count("aborted") > 3
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["paged", "prefix_swap"])
+@pytest.mark.parametrize("kind", ["paged", "prefix_swap", "copying_swap"])
 def test_a_soak_of_2000_requests(kind):
     """All blocks come back, and memory stays flat after the first half."""
     torch.set_num_threads(1)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.distributed as dist
+from harness import Ask, Case
+from native import assert_greedy, play_native
 from torch import nn
 
 from lengthwise.engine.native import shards
@@ -101,6 +103,20 @@ def test_two_processes_give_the_logits_of_one(family):
     finally:
         model.close()
     assert not dist.is_initialized()
+
+
+@pytest.mark.slow
+def test_two_processes_copy_what_is_written():
+    """A prompt that is cached whole, in pieces of two blocks: copied on both, or the heads of one would read nothing."""
+    asks = tuple(Ask(t, 64, 10, 10, block_hashes=[1, 2]) for t in (0.0, 1.0))
+    case = Case(asks, prefix=True, copy_on_write=True, hash_tokens=32, pool=640)
+    model = tiny("llama", tensor_parallel=2)
+    try:
+        result = play_native(case, model)
+    finally:
+        model.close()
+    assert [r._cached for r in result.requests] == [0, 63] and len(result.log.moves) == 1
+    assert_greedy("llama", result.log)
 
 
 @pytest.mark.slow
