@@ -37,10 +37,11 @@ DIFFERS = "timed on a machine: the same seed gives the same requests and token c
 @dataclass(frozen=True)
 class NativeStage:
     """See stage.py. model: a node that loads a ServedModel, or one. attention, kv_dtype, linears, compiled, threads,
-    memory_share: as NativeEngine takes them. lengths: forced, answers are as long as the workload's (in its
-    unit), whatever their tokens; free, the model's own end tokens and max_new_tokens decide. sampling: fields of
-    SamplingParams, for all requests; None: greedy. seed: of ids made up for prompts without text, and of sampling. times:
-    measured, by the wall clock; told, steps take what the hardware's cost model says, and arrivals need not be waited for.
+    memory_share: as NativeEngine takes them; depth: as its executor does. lengths: forced, answers are as long as the
+    workload's (in its unit), whatever their tokens; free, the model's own end tokens and max_new_tokens decide. sampling:
+    fields of SamplingParams, for all requests; None: greedy. seed: of ids made up for prompts without text, and of sampling.
+    times: measured, by the wall clock; told, steps take what the hardware's cost model says, and arrivals need not be waited
+    for.
     """
 
     model: Any
@@ -50,6 +51,7 @@ class NativeStage:
     compiled: bool = False
     threads: int | None = None
     memory_share: float = 0.8
+    depth: int | str = "auto"
     lengths: str = "forced"
     sampling: Mapping[str, Any] | None = None
     seed: int = 0
@@ -122,6 +124,7 @@ class NativeStage:
         lens = workload.output_len.tolist() if self.lengths == "forced" else None
         options = {
             "sampling": params, "seed": self.seed, "max_num_seqs": cfg["limits"]["max_num_seqs"], "answer_lens": lens,
+            "depth": self.depth,
         }  # fmt: skip
         if self.times == "told":
             hardware, jumping = load_hardware(cfg), SimulatedClock()
@@ -155,7 +158,8 @@ class NativeStage:
     def provenance(self, cfg: Config) -> dict[str, Any]:
         given = None if cfg.get("hardware") is None else load_hardware(cfg)
         hardware = {} if given is None else {"hardware": {"name": given.name, "model": given.model, **given.provenance}}
-        said = {"engine": facts(self.loaded()), "lengths": self.lengths, "times": self.times}
+        engine = self.loaded()
+        said = {"engine": {**facts(engine), "depth": engine.depth(self.depth)}, "lengths": self.lengths, "times": self.times}
         return {**hardware, **said, **({"deterministic": DIFFERS} if self.times == "measured" else {})}
 
     def marks(self, cfg: Config, run: Run) -> list[str]:

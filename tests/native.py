@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -75,10 +75,11 @@ def play_native(
     attention: str = "torch",
     check: bool = True,
     prepare: Callable[[NativeExecutor, KVCache], None] | None = None,
+    asked: Mapping[str, Any] | None = None,
     **engine: Any,
 ) -> Result:
     """Run `case` on the native engine; the step times are those of its cost model, and `log` is of Answers. prepare: changes
-    the executor before it runs."""
+    the executor before it runs. asked: what the executor is asked for otherwise."""
     requests, events, predictions = case.requests()
     for req in requests:
         req.prompt_ids = prompt_ids(case, req.rid, model.vocab_size)
@@ -91,9 +92,8 @@ def play_native(
         check=check,
     )  # fmt: skip
     scheduler.kv.keep_tables()
-    executor = NativeEngine(model, attention=attention, **engine).executor(
-        scheduler.kv, clock, answer_lens=[a.output_len for a in case.asks], seconds=seconds, swap_seconds=copy_seconds
-    )
+    options = {"answer_lens": [a.output_len for a in case.asks], "seconds": seconds, "swap_seconds": copy_seconds}
+    executor = NativeEngine(model, attention=attention, **engine).executor(scheduler.kv, clock, **{**options, **(asked or {})})
     if prepare is not None:
         prepare(executor, scheduler.kv)
     log = Answers()

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 
@@ -46,3 +47,8 @@ class Batch:
     @property
     def num_rows(self) -> int:
         return int(self.context_len.shape[0])
+
+
+def moved(tensor: Tensor, device: torch.device) -> Tensor:
+    """`tensor` of the host on `device`. Waits for nothing there; from memory that is not pinned it might, for all before it."""
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)

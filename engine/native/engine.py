@@ -122,6 +122,7 @@ class NativeEngine:
         max_num_seqs: int = 256,
         texts: bool = False,
         probe: HiddenProbe | None = None,
+        depth: int | str = "auto",
     ) -> NativeExecutor:
         """An executor for one run, with empty KV memory as large as `kv` counts. One at a time: the layers of the model are
         attached to its pools.
@@ -129,7 +130,8 @@ class NativeEngine:
         sampling: how a request's tokens are chosen; None: greedily. answer_lens: answers are so long whatever their tokens are;
         None: end tokens decide. seconds, swap_seconds: step and copy times as told, for a clock that jumps. texts: keep texts
         of answers beside their tokens; those with stop strings always are. probe: the layer whose hidden states plan.probe_rows
-        are about; None: the last. Raises ValueError for texts without a tokenizer and for an answer of no token.
+        are about; None: the last. depth: steps in flight, 1 or 2; auto: 2 on a GPU, there only where going ahead pays. Raises
+        ValueError for texts without a tokenizer, for an answer of no token, and where two steps cannot be in flight.
         """
         model = self.model
         if texts and model.tokenizer is None:
@@ -165,8 +167,20 @@ class NativeEngine:
             run = graphs.run
         return NativeExecutor(
             model, run, pools, kv, clock, begin, max_num_seqs=max_num_seqs, seconds=seconds, swap_seconds=swap_seconds,
-            probe=probe,
+            probe=probe, depth=self.depth(depth), always_ahead=depth == 2,
         )  # fmt: skip
+
+    def depth(self, asked: int | str) -> int:
+        """Steps in flight where `asked` are wanted: 1, 2 or auto. auto is 2 on a GPU; a CPU computes with the cores that
+        schedule. Raises ValueError for others, and for 2 where several ranks share the model."""
+        alone = self.model.num_ranks == 1
+        if asked == "auto":
+            return 2 if alone and self.model.device.type == "cuda" else 1
+        if asked not in (1, 2):
+            raise ValueError(f"depth {asked!r} is not one of auto, 1, 2")
+        if asked == 2 and not alone:
+            raise ValueError(f"depth 2 for a model on {self.model.num_ranks} ranks: they are told one step at a time")
+        return int(asked)
 
 
 def items(answers: AnswerLens) -> Iterable[tuple[int, int]]:

@@ -1,14 +1,14 @@
 """NativeExecutor: runs plans on a real model. It alone knows the tokens, and so when an answer ends.
 
 Every plan is one step. `submit` does what can be done before the tokens are known: copies, input arrays, the forward; `collect`
-takes the tokens and says who has finished.
+takes the tokens and says who has finished. With two steps in flight `collect` first launches the step after, where it can be
+foreseen (inflight.py), and `submit` finds it under way: plans, outcomes and tokens are the same.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 from torch import Tensor
 
@@ -18,21 +18,13 @@ from lengthwise.sched.plan import Failure
 
 from .batch import Batch
 from .generation import Generation
+from .inflight import Ahead, Computed, InFlight
 from .model import ServedModel
 from .pool import Pool
 from .probing import HiddenProbe
 from .rows import Rows
-from .sampling import Sampler
+from .sampling import Sampled, Sampler
 from .swap import SwapStore
-
-
-class InFlight(NamedTuple):
-    """A step under way. emitting: generations that get a token, decoding rows first, in the order of `logits` and `states`."""
-
-    plan: Plan
-    emitting: list[Generation]
-    logits: Tensor | None
-    states: Tensor | None
 
 
 class NativeExecutor:
@@ -42,7 +34,8 @@ class NativeExecutor:
     seconds, swap_seconds: times of a step and of its swaps as told, for a clock that jumps (parity with a simulation); None:
     the clock's own. `generations` holds every request that has started; `forget` one when it has ended, for whatever reason.
     probe: of which layer the rows in plan.probe_rows give back their hidden states, those of them that emit a token; None: the
-    last. Outcome.probes is {request: (hidden,) fp32}. host_seconds, num_steps: time spent around the forwards, and how many.
+    last. Outcome.probes is {request: (hidden,) fp32}. depth: steps in flight, 1 or 2. always_ahead: whether depth 2 goes ahead
+    wherever it can; else, where that pays. host_seconds, num_steps: time spent around the forwards, and how many there were.
     """
 
     def __init__(
@@ -58,6 +51,8 @@ class NativeExecutor:
         seconds: Callable[[Plan], float] | None = None,
         swap_seconds: Callable[[Sequence[Swap]], float] | None = None,
         probe: HiddenProbe | None = None,
+        depth: int = 1,
+        always_ahead: bool = False,
     ) -> None:
         if kv.tables is None:
             kv.keep_tables()
@@ -76,18 +71,43 @@ class NativeExecutor:
         self._pools = pools
         self._store = SwapStore(pools)
         self._sampler = Sampler(model.vocab_size, model.eos_ids)
+        self.depth = depth
+        self.ahead = Ahead(self._rows, always_ahead) if depth == 2 else None
 
     def submit(self, plan: Plan) -> InFlight:
         begun = time.perf_counter()
-        rows, generations = self._rows, self.generations
         for request in plan.leaves:
-            rows.leave(request)
-        for move in plan.moves:
-            if isinstance(move, Copy):
-                for pool in self._pools:
-                    pool.copy_blocks(move.sources, move.targets)
-            else:
-                self._store.copy(move)
+            self._rows.leave(request)
+        step = self._launch(plan) if self.ahead is None else self.ahead.step(plan, self._launch)
+        self.host_seconds += time.perf_counter() - begun
+        return step
+
+    def collect(self, ticket: InFlight, until: float) -> Outcome:
+        """One step, whatever `until` (s) and plan.repeat say. Nobody goes ahead of what is due by now."""
+        begun = time.perf_counter()
+        if self.ahead is not None and self._clock.now < until:
+            self.ahead.go(ticket, self._compute)
+        best = self._wait(ticket)
+        plan, emitting, computed, _, order = ticket
+        finished: list[Finished] = []
+        failures: list[Failure] = []
+        if computed.logits is not None:
+            sampled = self._sampler.sample(computed.logits, emitting, best)
+            self._take(plan.num_decode, emitting, sampled, finished, failures)
+        probes = None
+        if plan.probe_rows and computed.states is not None:
+            asked = set(plan.probe_rows)
+            at = {g.request: i if order is None else order[i] for i, g in enumerate(emitting) if g.request in asked}
+            probes = dict(zip(at, computed.states[list(at.values())].float().cpu().numpy(), strict=True))
+        self.num_steps += 1
+        end = self._end(plan)
+        self.host_seconds += time.perf_counter() - begun
+        return Outcome(1, [end], 1 if plan.num_decode else 0, finished, probes, failures)
+
+    def _launch(self, plan: Plan) -> InFlight:
+        begun, rows, generations = time.perf_counter(), self._rows, self.generations
+        for copy in plan.swaps:
+            self._store.copy(copy)
         for request in plan.joins:
             rows.join(generations[request])
         texts = []
@@ -99,30 +119,31 @@ class NativeExecutor:
         batch = rows.batch(plan.num_decode, plan.num_padding, plan.chunks, texts)
         emitting = [*rows.members] if plan.num_decode else []
         emitting += [generations[chunk.request] for chunk in plan.chunks if chunk.last]
-        ready = time.perf_counter()
-        hidden = self._run(batch)
-        logits = self._model.logits(hidden) if emitting else None
-        self.host_seconds += ready - begun
-        states = hidden if self._probe is None else self._probe.states
-        return InFlight(plan, emitting, logits, states if plan.probe_rows else None)
+        return InFlight(plan, emitting, self._compute(batch), begun)
 
-    def collect(self, ticket: InFlight, until: float) -> Outcome:
-        """One step, whatever `until` (s) and plan.repeat say."""
-        plan, emitting, logits, states = ticket
+    def _compute(self, batch: Batch, before: InFlight | None = None) -> Computed:
+        """before: the step whose tokens, as they lie on the device, the rows of `batch` feed in. Mutates `batch` then."""
         begun = time.perf_counter()
-        finished: list[Finished] = []
-        failures: list[Failure] = []
-        if logits is not None:
-            self._take(plan.num_decode, emitting, logits, finished, failures)
-        probes = None
-        if states is not None:
-            asked = set(plan.probe_rows)
-            kept = {g.request: i for i, g in enumerate(emitting) if g.request in asked}
-            probes = dict(zip(kept, states[list(kept.values())].float().cpu().numpy(), strict=True))
-        self.num_steps += 1
-        end = self._end(plan)
-        self.host_seconds += time.perf_counter() - begun
-        return Outcome(1, [end], 1 if plan.num_decode else 0, finished, probes, failures)
+        if before is not None and (greatest := before.computed.greatest) is not None:
+            token_ids = greatest.picked(before.order)
+            batch.token_ids[: len(token_ids)].copy_(token_ids)
+        hidden = self._run(batch)
+        logits = self._model.logits(hidden) if len(batch.emit) else None
+        self.host_seconds -= time.perf_counter() - begun
+        states = hidden if self._probe is None else self._probe.states
+        greatest = None if self.ahead is None or logits is None else self._sampler.greatest(logits)
+        return Computed(logits, states, greatest)
+
+    def _wait(self, step: InFlight) -> tuple[list[int], dict[int, str]] | None:
+        """What the sampler need not find any more, once the device has it."""
+        begun = time.perf_counter()
+        if self.ahead is None or (greatest := step.computed.greatest) is None:
+            return None
+        best = greatest.read(step.order)
+        self.host_seconds -= time.perf_counter() - begun
+        if not step.plan.chunks:
+            self.ahead.pace.note_read(step.begun)
+        return best
 
     def _end(self, plan: Plan) -> float:
         end = self._clock.now
@@ -133,9 +154,8 @@ class NativeExecutor:
         return end
 
     def _take(
-        self, num_decode: int, emitting: list[Generation], logits: Tensor, finished: list[Finished], failures: list[Failure]
+        self, num_decode: int, emitting: list[Generation], sampled: Sampled, finished: list[Finished], failures: list[Failure]
     ) -> None:
-        sampled = self._sampler.sample(logits, emitting)
         tokens = sampled.token_ids
         if num_decode:
             self._rows.advance(tokens[:num_decode])

@@ -63,6 +63,12 @@ class Generation:
     def num_output(self) -> int:
         return len(self.tokens) - self.num_prompt
 
+    @property
+    def goes_on(self) -> bool:
+        """The answer does not end with its next token for its length, and that token is the greatest of the logits, as they
+        are. It may end for what the token is."""
+        return self.params.plain and len(self.tokens) + 1 < self._last
+
     def take(self, token: int) -> FinishReason | None:
         """The next token of the answer; returns why the answer ends with it, if it does."""
         self.tokens.append(token)

@@ -16,7 +16,7 @@ from torch import Tensor
 from lengthwise.sched import Chunk, Request
 from lengthwise.sched.kv import BlockTables
 
-from .batch import Batch, Placed
+from .batch import Batch, Placed, moved
 from .generation import Generation
 
 
@@ -80,11 +80,55 @@ class Rows:
     def batch(self, num_decode: int, num_padding: int, chunks: Sequence[Chunk], texts: Sequence[Sequence[int]]) -> Batch:
         """What one step computes: all rows (num_decode of them, or none if that is 0), padding, and chunks. texts: of each
         chunk's request, prompt and answer. Mutates the block tables of rows that open a block."""
-        rows = num_decode
-        if rows:
-            if rows != len(self.members):
-                raise AssertionError(f"{rows} rows are to decode, {len(self.members)} have joined")
-            self._grow()
+        if num_decode:
+            if num_decode != len(self.members):
+                raise AssertionError(f"{num_decode} rows are to decode, {len(self.members)} have joined")
+            self.grow()
+        return self._batch(self._token[:num_decode], self._position[:num_decode], num_padding, chunks, texts)
+
+    def ahead(self, num_padding: int) -> Batch | None:
+        """What the step after computes if all rows go on, but for their token_ids, which are 0. None where a row opens a block
+        and none is free. No block table changes: `grow(foreseen=True)` then takes the blocks that were free."""
+        at = self._position[: len(self.members)] + 1
+        short, num_tables = self._short(at), len(self._tables)
+        free = self._tables[0].upcoming(len(short) * num_tables)
+        if len(free) < len(short) * num_tables:
+            return None
+        if free:
+            blocks = np.array(free, np.int32).reshape(-1, num_tables)
+            self._blocks[short, :, self._num_blocks[short]] = blocks
+        return self._batch(np.zeros_like(at), at, num_padding, (), ())
+
+    def grow(self, foreseen: bool = False) -> bool:
+        """A block more for each row that opens one. foreseen: that which `ahead` found free; returns whether it always was."""
+        num, same = len(self.members), True
+        for row in self._short(self._position[:num]).tolist():
+            at = self._num_blocks[row]
+            for g, tables in enumerate(self._tables):
+                wanted = int(self._blocks[row, g, at]) if foreseen else None
+                self._blocks[row, g, at] = block = tables.grow(self.members[row].request, wanted)
+                same = same and block == wanted
+            self._num_blocks[row] = at + 1
+        return same
+
+    def _short(self, position: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The rows that open a block at `position` (D,). Mutates the width of `_blocks`, which has room for it then."""
+        num_blocks = self._num_blocks[: len(position)]
+        short = np.flatnonzero(position >= num_blocks * self._block_size)
+        if short.size:
+            self._make_wide(int(num_blocks[short].max()) + 1)
+        return short
+
+    def _batch(
+        self,
+        last: NDArray[np.int64],
+        at: NDArray[np.int64],
+        num_padding: int,
+        chunks: Sequence[Chunk],
+        texts: Sequence[Sequence[int]],
+    ) -> Batch:
+        """Rows feed in `last` (D,), which stand at `at` (D,)."""
+        rows = len(at)
         fixed = rows + num_padding
         num_rows = fixed + len(chunks)
         tokens = np.zeros(fixed + sum(chunk.length for chunk in chunks), np.int64)
@@ -93,12 +137,11 @@ class Rows:
         start = np.arange(num_rows + 1, dtype=np.int32)
         size, num_tables = self._block_size, len(self._tables)
         width = max([-(-(chunk.start + chunk.length) // size) for chunk in chunks] + [1])
-        at = self._position[:rows]
         if rows:
             width = max(width, int(at.max()) // size + 1)  # no wider: what a row may have reserved is not read
         blocks = np.zeros((num_tables, num_rows, width), np.int32)
         if rows:
-            tokens[:rows], positions[:rows], context[:rows] = self._token[:rows], at, at + 1
+            tokens[:rows], positions[:rows], context[:rows] = last, at, at + 1
             have = min(width, self._blocks.shape[2])
             blocks[:, :rows, :have] = self._blocks[:rows, :, :have].transpose(1, 0, 2)
         emit, at_token, row_of = list(range(rows)), fixed, np.arange(len(tokens))
@@ -128,20 +171,7 @@ class Rows:
         )  # fmt: skip
 
     def _move(self, array: NDArray[np.int64] | NDArray[np.int32]) -> Tensor:
-        tensor = torch.from_numpy(array)
-        return tensor if self._device.type == "cpu" else tensor.to(self._device, non_blocking=True)
-
-    def _grow(self) -> None:
-        num = len(self.members)
-        short = np.flatnonzero(self._position[:num] >= self._num_blocks[:num] * self._block_size)
-        if not short.size:
-            return
-        self._make_wide(int(self._num_blocks[short].max()) + 1)
-        for row in short.tolist():
-            at = self._num_blocks[row]
-            for g, tables in enumerate(self._tables):
-                self._blocks[row, g, at] = tables.grow(self.members[row].request)
-            self._num_blocks[row] = at + 1
+        return moved(torch.from_numpy(array), self._device)
 
     def _make_wide(self, width: int) -> None:
         have = self._blocks.shape[2]

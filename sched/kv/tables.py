@@ -1,7 +1,7 @@
 """BlockTables: which blocks the KV of each request lies in, for an engine that has memory behind its counts.
 
 A KVCache that keeps tables moves ids wherever it moves counts. Growth while decoding is the one thing that it only counts: who
-executes takes a row's next block by `grow`, in the step that needs it.
+executes takes a row's next block by `grow`, in the step that needs it; whoever computes that ahead looks at what is `upcoming`.
 """
 
 from __future__ import annotations
@@ -36,8 +36,16 @@ class BlockTables:
         """`req` starts with `shared` blocks of the prefix index and `num_own` of its own behind them."""
         self._of[req] = [*shared, *self._take(num_own)]
 
-    def grow(self, req: Request) -> int:
-        """One block more for `req`; returns its id."""
+    def upcoming(self, num: int) -> list[int]:
+        """The next `num` blocks to be taken, or as many as are free; they stay free."""
+        return self.free[: -num - 1 : -1]
+
+    def grow(self, req: Request, wanted: int | None = None) -> int:
+        """One block more for `req`: `wanted`, if that is (still) free, else the next. Returns its id."""
+        free = self.free
+        if wanted is not None and free and free[-1] != wanted:
+            at = next((i for i in range(len(free) - 1, -1, -1) if free[i] == wanted), -1)  # what came back since lies behind it
+            free[at], free[-1] = free[-1], free[at]
         (block,) = self._take(1)
         self._of[req].append(block)
         return block

@@ -32,7 +32,7 @@ def failing(case: Case, when: Callable[[int], int | None], prepare=lambda execut
     model, expected = served(), set()
 
     class Spoiling(Sampler):
-        def sample(self, logits, rows):
+        def sample(self, logits, rows, best=None):
             logits = logits.clone()
             for i, row in enumerate(rows):
                 if when(row.request.rid) == row.num_output:

@@ -459,7 +459,7 @@ def test_what_is_done_on_a_device_gives_the_same_as_on_the_host(monkeypatch):
     )
     rows = [Generation(kinds[i % 4], output_ids=[1, 2], seed=i) for i in range(40)]
     host = Sampler(3000).sample(logits, rows)
-    for module in ("draw", "sampling"):
+    for module in ("draw", "greatest", "sampling"):
         monkeypatch.setattr(f"lengthwise.engine.native.{module}.on_host", lambda tensor: False)
     assert Sampler(3000).sample(logits, rows) == host and list(host.failures) == [7]
 
