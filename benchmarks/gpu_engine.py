@@ -2,22 +2,26 @@
 
 One script for the little time that a GPU may be at hand: bandwidth and GEMM rate; every attention backend against TorchPaged
 (and that against the CPU); then, for each backend, decode steps at batch 1, 32 and 256, eagerly and from CUDA graphs, and
-prefill in chunks of 2,048 tokens. MODEL_BACKEND_decode_B_tokens_per_s is the better way; ..._limit_share is the least time a
-step can take (weights and KV over measured bandwidth, or FLOPs over measured GEMM rate) over the time it took; ..._host_us the
-time that the host spends on a step. A backend that cannot run is named with its reason under `skipped`, one that breaks under
-`failed`, and then the script ends with 1. Minutes on an H200; `--tiny --device cpu` runs all of it in seconds, for tests.
+prefill in chunks of 2,048 tokens; then the engine with scheduler and executor at batch 1 and 32. MODEL_BACKEND_decode_B_tokens_per_s
+is the better way; ..._limit_share is the least time a step can take (weights and KV over measured bandwidth, or FLOPs over
+measured GEMM rate) over the time it took; ..._host_us the time that the host spends on a step; ..._depth_D_tokens_per_s what
+the engine does with D steps in flight, ..._depth_D_gap_us how much longer its step takes than that of the better way: the time
+that the device waits. A backend that cannot run is named with its reason under `skipped`, one that breaks under `failed`, and
+then the script ends with 1. Minutes on an H200; `--tiny --device cpu` runs all of it in seconds, for tests.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import sys
 import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +34,15 @@ from lengthwise.engine.native.attention.backend import Attention
 from lengthwise.engine.native.attention.choose import choose
 from lengthwise.engine.native.attention.torch_paged import TorchPaged
 from lengthwise.engine.native.batch import Batch, Placed
+from lengthwise.engine.native.clock import WallClock
+from lengthwise.engine.native.engine import NativeEngine
 from lengthwise.engine.native.graphs import DecodeGraphs, decode_graphs
 from lengthwise.engine.native.model import ServedModel
 from lengthwise.engine.native.pool import LayerSpec, Pool
+from lengthwise.sched import Request, Scheduler, recompute
+from lengthwise.sched.batching import Chunked
+from lengthwise.sched.kv import Paged
+from lengthwise.sched.policies import FCFS
 
 LLAMAS = {
     "llama1b": dict(hidden_size=2048, intermediate_size=8192, num_hidden_layers=16, num_attention_heads=32,
@@ -273,6 +283,40 @@ def prefill(key: str, model: ServedModel, rows: Decoding, sizes: Sizes, rate: fl
     samples[f"{key}_prefill_limit_share"] = [flops / t / rate for t in taken]
 
 
+def engine(key: str, model: ServedModel, name: str, num: int, depth: int, sizes: Sizes, samples: Samples) -> None:
+    """Decode steps of `num` rows through scheduler and executor, the next one launched when the tokens are there (depth 1) or
+    before (2)."""
+    size, answer = BLOCK_SIZES.get(name, 16), sizes.steps * (sizes.repeats + 1) + 3
+    kv = Paged(num * -(-(sizes.context + answer) // size) * size, size, 0.0)
+    scheduler = Scheduler(FCFS(), Chunked(), kv, recompute(), max_num_seqs=num, token_budget=max(sizes.chunk, num))
+    clock = WallClock()
+    executor = NativeEngine(model, attention=name, kv_dtype="bf16", linears="torch").executor(
+        kv, clock, answer_lens=[answer] * num, max_num_seqs=num, depth=depth
+    )
+    for rid in range(num):
+        scheduler.add(Request(rid, 0.0, sizes.context, answer, prompt_ids=[rid % model.vocab_size] * sizes.context))
+
+    def step() -> bool:
+        plan = scheduler.plan(clock.now)
+        assert plan is not None
+        scheduler.book(plan, executor.collect(executor.submit(plan), math.inf))
+        return not plan.chunks and plan.num_decode == num
+
+    while not step():
+        pass
+    rates = []
+    for repeat in range(sizes.repeats + 1):
+        start = time.perf_counter()
+        for _ in range(sizes.steps):
+            step()
+        if repeat:  # the first is to warm up
+            rates.append(num * sizes.steps / (time.perf_counter() - start))
+    assert executor.ahead is None or executor.ahead.used >= sizes.steps * sizes.repeats
+    alone = num / samples[f"{key}_tokens_per_s"][0]
+    samples[f"{key}_depth_{depth}_tokens_per_s"] = rates
+    samples[f"{key}_depth_{depth}_gap_us"] = [1e6 * (num / rate - alone) for rate in rates]
+
+
 def measure(
     key: str, model: ServedModel, attention: Attention, sizes: Sizes, limit: tuple[float, float], samples: Samples,
 ) -> None:  # fmt: skip
@@ -337,13 +381,18 @@ def main() -> int:
         for name, attention in list(backends.items()):
             guarded(f"compare {name}", lambda n=name, a=attention: compare({n: a}, sizes, device, samples, skipped))  # type: ignore[misc]
         for name in names:
-            model = llama(shapes[name], max(sizes.chunk, sizes.context + sizes.steps + 2), device)
+            longest = sizes.context + sizes.steps * (sizes.repeats + 1) + 3
+            model = llama(shapes[name], max(sizes.chunk, longest), device)
             for backend, attention in backends.items():
                 if reason := unfit(attention, model.layers[0]):
                     skipped[f"{name}_{backend}"] = reason
                     continue
                 key = f"{name}_{backend}"
                 guarded(key, lambda k=key, m=model, a=attention: measure(k, m, a, sizes, limit, samples))  # type: ignore[misc]
+                whole = key not in failed and not (backend in SLOW and device.type == "cuda")
+                for num, depth in product(sizes.batches[:2] if whole else (), (1, 2)):
+                    at, given = f"{key}_decode_{num}", (model, backend, num, depth, sizes, samples)
+                    guarded(f"{at}_depth_{depth}", lambda k=at, g=given: engine(k, *g))  # type: ignore[misc]
                 model.detach()  # or its pools would stay while the next ones are made
                 if device.type == "cuda":
                     torch.cuda.empty_cache()
