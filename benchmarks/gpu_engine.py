@@ -1,13 +1,13 @@
 """Decode and prefill tokens/s of 1B- and 8B-shaped random Llamas (bf16) on a GPU, beside the limits measured in the same run.
 
 One script for the little time that a GPU may be at hand: bandwidth and GEMM rate; every attention backend against TorchPaged
-(and that against the CPU); then, for each backend, decode steps at batch 1, 32 and 256, eagerly and from CUDA graphs, and
-prefill in chunks of 2,048 tokens; then the engine with scheduler and executor at batch 1 and 32. MODEL_BACKEND_decode_B_tokens_per_s
-is the better way; ..._limit_share is the least time a step can take (weights and KV over measured bandwidth, or FLOPs over
-measured GEMM rate) over the time it took; ..._host_us the time that the host spends on a step; ..._depth_D_tokens_per_s what
-the engine does with D steps in flight, ..._depth_D_gap_us how much longer its step takes than that of the better way: the time
-that the device waits. A backend that cannot run is named with its reason under `skipped`, one that breaks under `failed`, and
-then the script ends with 1. Minutes on an H200; `--tiny --device cpu` runs all of it in seconds, for tests.
+(and that against the CPU); then, for each backend, decode steps at batch 1, 32 and 256, eagerly and from CUDA graphs, prefill in
+chunks of 2,048 tokens, and the engine, scheduler and executor included, at batch 1 and 32. MODEL_BACKEND_decode_B_tokens_per_s is
+the better way of the model alone; ..._limit_share is the least time a step can take (weights and KV over measured bandwidth, or
+FLOPs over measured GEMM rate) over the time it took; ..._host_us the time that the host spends on a step; ..._depth_D_tokens_per_s
+what the engine does with D steps in flight, ..._depth_D_gap_us how much longer its step takes than the model's alone: the device
+waits so long. A backend that cannot run is named with its reason under `skipped`, one that breaks under `failed`, and then the
+script ends with 1. Minutes on an H200; `--tiny --device cpu` runs all of it in seconds, for tests.
 """
 
 from __future__ import annotations
@@ -390,7 +390,8 @@ def main() -> int:
                 key = f"{name}_{backend}"
                 guarded(key, lambda k=key, m=model, a=attention: measure(k, m, a, sizes, limit, samples))  # type: ignore[misc]
                 whole = key not in failed and not (backend in SLOW and device.type == "cuda")
-                for num, depth in product(sizes.batches[:2] if whole else (), (1, 2)):
+                depths = (1,) if getattr(attention, "waits", False) else (1, 2)
+                for num, depth in product(sizes.batches[:2] if whole else (), depths):
                     at, given = f"{key}_decode_{num}", (model, backend, num, depth, sizes, samples)
                     guarded(f"{at}_depth_{depth}", lambda k=at, g=given: engine(k, *g))  # type: ignore[misc]
                 model.detach()  # or its pools would stay while the next ones are made

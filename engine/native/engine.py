@@ -171,15 +171,19 @@ class NativeEngine:
         )  # fmt: skip
 
     def depth(self, asked: int | str) -> int:
-        """Steps in flight where `asked` are wanted: 1, 2 or auto. auto is 2 on a GPU; a CPU computes with the cores that
-        schedule. Raises ValueError for others, and for 2 where several ranks share the model."""
-        alone = self.model.num_ranks == 1
+        """Steps in flight where `asked` are wanted: 1, 2 or auto. auto is 2 on a GPU where that can be; a CPU computes with the
+        cores that schedule. Raises ValueError for others, and for 2 where it cannot be."""
+        reason = None
+        if self.model.num_ranks > 1:
+            reason = f"{self.model.num_ranks} ranks are told one step at a time"
+        elif getattr(self.attention, "waits", False):
+            reason = f"the attention backend {self.attention.name!r} waits for the step before"
         if asked == "auto":
-            return 2 if alone and self.model.device.type == "cuda" else 1
+            return 2 if reason is None and self.model.device.type == "cuda" else 1
         if asked not in (1, 2):
             raise ValueError(f"depth {asked!r} is not one of auto, 1, 2")
-        if asked == 2 and not alone:
-            raise ValueError(f"depth 2 for a model on {self.model.num_ranks} ranks: they are told one step at a time")
+        if asked == 2 and reason:
+            raise ValueError(f"depth 2 cannot be: {reason}")
         return int(asked)
 
 

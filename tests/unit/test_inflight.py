@@ -349,7 +349,10 @@ def test_depths(monkeypatch):
     assert engine.executor(Paged(64), SimulatedClock(), depth=2).depth == 2
     executor = engine.executor(Paged(64), SimulatedClock())
     assert executor.depth == 1 and executor.ahead is None
-    monkeypatch.setattr(engine.model, "num_ranks", 2, raising=False)
-    assert engine.depth("auto") == 1
-    with pytest.raises(ValueError, match="depth 2 for a model on 2 ranks"):
+    monkeypatch.setattr(engine.attention, "waits", True, raising=False)
+    with pytest.raises(ValueError, match="depth 2 cannot be: the attention backend 'torch' waits for the step before"):
         engine.depth(2)
+    monkeypatch.setattr(engine.model, "num_ranks", 2, raising=False)
+    with pytest.raises(ValueError, match="depth 2 cannot be: 2 ranks are told one step at a time"):
+        engine.depth(2)
+    assert engine.depth("auto") == engine.depth(1) == 1

@@ -54,7 +54,7 @@ class Told:
     def pool_tokens(self) -> int:
         return 10**6
 
-    def executor(self, kv, clock, *, answer_lens, max_num_seqs):
+    def executor(self, kv, clock, *, answer_lens, max_num_seqs, depth):
         self.answer_lens = answer_lens
         return self
 

@@ -67,6 +67,7 @@ class FlashInferPaged(TorchLayout):
 
     name = "flashinfer"
     captures = True
+    waits = True  # for the lengths in each batch, before its kernels are launched
 
     def __init__(self) -> None:
         if reason := available():
