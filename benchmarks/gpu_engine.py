@@ -1,13 +1,13 @@
 """Decode and prefill tokens/s of 1B- and 8B-shaped random Llamas (bf16) on a GPU, beside the limits measured in the same run.
 
 One script for the little time that a GPU may be at hand: bandwidth and GEMM rate; every attention backend against TorchPaged
-(and that against the CPU); then, for each backend, decode steps at batch 1, 32 and 256, eagerly and from CUDA graphs, prefill in
-chunks of 2,048 tokens, and the engine, scheduler and executor included, at batch 1 and 32. MODEL_BACKEND_decode_B_tokens_per_s is
-the better way of the model alone; ..._limit_share is the least time a step can take (weights and KV over measured bandwidth, or
-FLOPs over measured GEMM rate) over the time it took; ..._host_us the time that the host spends on a step; ..._depth_D_tokens_per_s
-what the engine does with D steps in flight, ..._depth_D_gap_us how much longer its step takes than the model's alone: the device
-waits so long. A backend that cannot run is named with its reason under `skipped`, one that breaks under `failed`, and then the
-script ends with 1. Minutes on an H200; `--tiny --device cpu` runs all of it in seconds, for tests.
+(and that against the CPU); then, for each backend, decode steps at batch 1, 32 and 256, eagerly and from CUDA graphs, prefill
+in chunks of 2,048 tokens, and the engine, scheduler and executor included, at batch 1 and 32. Of MODEL_BACKEND_decode_B_...,
+tokens_per_s is the better way of the model alone; limit_share the least time a step can take (weights and KV over measured
+bandwidth, or FLOPs over measured GEMM rate) over the time it took; host_us the time that the host spends on a step;
+depth_D_tokens_per_s what the engine does with D steps in flight, depth_D_gap_us how much longer its step takes than the model's
+alone: so long the device waits. A backend that cannot run is named with its reason under `skipped`, one that breaks under
+`failed`, and then the script ends with 1. Minutes on an H200; `--tiny --device cpu` runs all of it in seconds, for tests.
 """
 
 from __future__ import annotations

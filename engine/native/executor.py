@@ -106,8 +106,12 @@ class NativeExecutor:
 
     def _launch(self, plan: Plan) -> InFlight:
         begun, rows, generations = time.perf_counter(), self._rows, self.generations
-        for copy in plan.swaps:
-            self._store.copy(copy)
+        for move in plan.moves:
+            if isinstance(move, Copy):
+                for pool in self._pools:
+                    pool.copy_blocks(move.sources, move.targets)
+            else:
+                self._store.copy(move)
         for request in plan.joins:
             rows.join(generations[request])
         texts = []

@@ -109,7 +109,7 @@ class Ahead:
         if there is None:
             return launch(plan)
         rows, step = self._rows, None
-        hit = not (plan.chunks or plan.joins or plan.swaps)
+        hit = not (plan.chunks or plan.joins or plan.moves)
         if there.computed is not None:
             if hit and rows.grow(foreseen=True):
                 step = InFlight(plan, [*rows.members], there.computed, there.begun, _places(there.rows, rows.members))

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from harness import Ask, Case
+from native import play_native
 
 from lengthwise.engine.native.attention.choose import choose
 from lengthwise.engine.native.attention.torch_paged import TorchPaged
@@ -134,3 +136,17 @@ def test_graphs_equal_eager(name: str, family: str) -> None:
             assert (graphs.num_replayed, graphs.num_eager) == (10, 0)
     for eager, graph in zip(*outs, strict=True):
         torch.testing.assert_close(graph, eager, rtol=0.05, atol=0.05)
+
+
+@pytest.mark.parametrize("name", ["triton", "varlen"])
+def test_two_steps_in_flight_give_the_tokens_of_one(name: str) -> None:
+    """Rows that come, open blocks and leave; graphs feed in what the device has."""
+    backend(name)
+    size = 256 if name == "varlen" else 16
+    asks = tuple(Ask(0.0, 9 + 40 * i, 30 + 17 * i, 300) for i in range(6))
+    case, answers = Case(asks, pool=64 * size, block_size=size, max_num_seqs=3), []
+    for depth in (1, 2):
+        model = tiny("llama", dtype="bf16", device="cuda", hidden_size=256, head_dim=64)
+        result = play_native(case, model, attention=name, asked={"depth": depth})
+        answers.append((result.log.steps, result.log.tokens))
+    assert answers[0] == answers[1] and result.executor.ahead.used > 50
