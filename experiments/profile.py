@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -123,6 +123,22 @@ def pool_need(batch: Batch, block_size: int, repeats: int) -> int:
     return sum(-(-length // block_size) + 1 for length in lens) * block_size
 
 
+class Turn(NamedTuple):
+    """One turn of the step loop in s: total, all of it; of that planning, executor (what it does around the forward) and
+    booking, the recorder's included."""
+
+    plan: Plan
+    total: float
+    planning: float
+    executor: float
+    booking: float
+
+    @property
+    def host(self) -> float:
+        """The part around the forward."""
+        return self.planning + self.executor + self.booking
+
+
 class Bench:
     """An engine with scheduler, executor and recorder of its own, one state at a time."""
 
@@ -143,6 +159,10 @@ class Bench:
 
     def time(self, batch: Batch, repeats: int) -> list[tuple[float, float]]:
         """(whole turn, part of it around the forward) in s, `repeats` times, of steps that compute `batch`."""
+        return [(turn.total, turn.host) for turn in self.turns(batch, repeats)]
+
+    def turns(self, batch: Batch, repeats: int) -> list[Turn]:
+        """`repeats` steps that compute `batch`; contexts of decoding rows grow by a token with each."""
         rows = [self._ask(context - 1, context - 2, UNMEASURED + repeats + 8) for context in row_contexts(batch)]
         if rows:
             self._turn()  # the last token of each prompt: from here on they decode
@@ -150,11 +170,12 @@ class Bench:
         for n in range(UNMEASURED + repeats):
             for start, length in batch.chunks:
                 self._ask(start + length, start, 1)
-            plan, total, host = self._turn()
+            turn = self._turn()
+            plan = turn.plan
             if plan.num_decode != batch.num_rows or [(c.start, c.length) for c in plan.chunks] != list(batch.chunks):
                 raise RuntimeError(f"the plan is not the state that was to be timed: {batch}")
             if n >= UNMEASURED:
-                out.append((total, host))
+                out.append(turn)
         for request in rows:
             self._scheduler.abort(request)
             self._ended(request)
@@ -171,8 +192,7 @@ class Bench:
             raise RuntimeError(f"a state to be timed does not fit: {refusal}")
         return request
 
-    def _turn(self) -> tuple[Plan, float, float]:
-        """One turn of the step loop: (plan, whole turn, part around the forward), s."""
+    def _turn(self) -> Turn:
         scheduler, executor, clock = self._scheduler, self._executor, self._clock
         begun = time.perf_counter()
         now, own = clock.now, executor.host_seconds
@@ -186,7 +206,7 @@ class Bench:
         for request, *_ in outcome.finished:
             self._ended(request)
         end = time.perf_counter()
-        return plan, end - begun, (planned - begun) + (executor.host_seconds - own) + (end - done)
+        return Turn(plan, end - begun, planned - begun, executor.host_seconds - own, end - done)
 
     def _ended(self, request: Request) -> None:
         self._executor.forget(request)
