@@ -8,6 +8,7 @@ import os
 import platform
 import statistics
 import subprocess
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 
@@ -20,12 +21,14 @@ def arguments(description: str, **numbers: int) -> argparse.Namespace:
     return parser.parse_args()
 
 
-def report(samples: dict[str, list[float]], path: Path | None) -> None:
-    """Print name, median, min, max and n of each figure; write them to `path` if given."""
+def report(
+    samples: dict[str, list[float]], path: Path | None, centre: Callable[[Sequence[float]], float] = statistics.median
+) -> None:
+    """Print name, median (or another `centre`), min, max and n of each figure; write them to `path` if given."""
     width = max(map(len, samples))
-    print(f"{'figure':{width}}  {'median':>12}  {'min':>12}  {'max':>12}  n")
+    print(f"{'figure':{width}}  {centre.__name__:>12}  {'min':>12}  {'max':>12}  n")
     for name, values in samples.items():
-        print(f"{name:{width}}  {statistics.median(values):12.4g}  {min(values):12.4g}  {max(values):12.4g}  {len(values)}")
+        print(f"{name:{width}}  {centre(values):12.4g}  {min(values):12.4g}  {max(values):12.4g}  {len(values)}")
     if path is None:
         return
     head = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=Path(__file__).parent)
@@ -33,7 +36,7 @@ def report(samples: dict[str, list[float]], path: Path | None) -> None:
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}",
         "commit": head.stdout.strip() or None,
         "n": {name: len(values) for name, values in samples.items()},
-        "figures": {name: statistics.median(values) for name, values in samples.items()},
+        "figures": {name: centre(values) for name, values in samples.items()},
         "spread": {name: [min(values), max(values)] for name, values in samples.items()},
     }
     path.write_text(json.dumps(result, indent=2, sort_keys=True) + "\n")
