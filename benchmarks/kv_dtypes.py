@@ -257,7 +257,8 @@ def read_texts(args: argparse.Namespace, model: Any) -> list[Text]:
             continue
         ids = model.encode_chat(prompt)
         if len(ids) <= args.max_prompt:
-            texts.append(Text(ids, model.encode(answer)[: args.tokens]))
+            said = itertools.takewhile(lambda token: token not in model.eos_ids, model.encode(answer))
+            texts.append(Text(ids, list(itertools.islice(said, args.tokens))))
         if len(texts) == args.skip + args.num_prompts:
             break
     del texts[: args.skip]

@@ -36,8 +36,9 @@ AnswerLens = Mapping[int, int] | Sequence[int]  # rid -> length in tokens
 class NativeEngine:
     """Serves `model`. attention: a backend by name, or the fastest that works there. kv_dtype: what KV is kept in, a key of
     KV_DTYPES; None: as the model computes. linears: how linear layers keep their weights: auto, packed for the CPU where that
-    is faster; torch, as loaded; int8. compiled: compile the decoder, once, for the CPU. threads: of the CPU; None: as torch has
-    them. memory_share: of the memory that is free, what the KV pool may take. Mutates the model's layers."""
+    is faster; torch, as loaded; int8. What either does to outputs, benchmarks/kv_dtypes.py measures. compiled: compile the
+    decoder, once, for the CPU. threads: of the CPU; None: as torch has them. memory_share: of the memory that is free, what the
+    KV pool may take. Mutates the model's layers."""
 
     def __init__(
         self,

@@ -13,11 +13,16 @@ import pytest
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 SMALLEST = {
     "attention": ["--tiny", "--repeats", "1", "--calls", "2", "--threads", "1"],
+    "engine_host": [
+        *("--quick", "--model", "tiny", "--modes", "eager", "--concurrency", "1", "3", "--threads", "1"),
+        *("--models-folder", "models"),
+    ],
     "gpu_engine": ["--tiny", "--device", "cpu"],
     "engine_throughput": [
         *("--quick", "--models", "tiny", "--systems", "transformers_static", "transformers_batch", "ours_eager"),
         *("--points", "1", "mixed8", "--repeat", "1", "--threads", "1", "--log", "log.jsonl", "--models-folder", "models"),
     ],
+    "kv_dtypes": ["--tiny", "--quick", "--threads", "1"],
     "linear": ["--tiny", "--repeats", "1", "--calls", "2", "--threads", "1"],
     "predictor_latency": None,  # wants ShareGPT, and trains for a minute
     "read_back": ["--repeats", "1", "--cells", "3"],

@@ -20,10 +20,10 @@ from lengthwise.engine.simulated.table import Table
 from lengthwise.experiments import profile, profile_fit
 from lengthwise.experiments.native_stage import NativeStage, facts, step_seconds, why_another
 from lengthwise.experiments.nodes import read_hardware
-from lengthwise.experiments.profile import Timed, corners, pool_need, row_contexts, time_steps
+from lengthwise.experiments.profile import Bench, Timed, corners, pool_need, row_contexts, time_steps
 from lengthwise.experiments.profile_app import profile as profile_model
 from lengthwise.experiments.profile_app import write_profile
-from lengthwise.sched import Finished, Outcome
+from lengthwise.sched import Finished, Outcome, Scheduler
 
 DRAW = Draw(60, 0, rows=16, context=16 * 256, context_per_row=512, prefill_tokens=256, chunks=3)
 AFFINE = {"base": 2e-3, "per_row": 3e-5, "per_context": 4e-7, "per_prefill": 5e-5, "per_attention": 6e-8}
@@ -108,6 +108,27 @@ def test_what_is_timed_is_the_state_and_nothing_else(monkeypatch):
         assert host == pytest.approx(1e-4 + 1e-6 * (batch.num_rows + len(batch.chunks)), rel=1e-6)
     kinds = {(bool(plan.num_decode), bool(plan.chunks)) for plan in engine.plans}
     assert kinds == {(True, False), (False, True), (True, True)}
+
+
+def test_a_turn_is_told_apart_into_its_parts(monkeypatch):
+    time = Ticking()
+    monkeypatch.setattr(profile, "time", time)
+    bench = Bench(Told(Affine(**AFFINE), HostOverhead(1e-3, 0.0), time), 4096, 4, 16)
+    for name, seconds in (("plan", 2e-3), ("book", 4e-3)):
+        monkeypatch.setattr(Scheduler, name, slowed(getattr(Scheduler, name), time, seconds))
+    batch = Batch(3, 300, ())
+    for n, turn in enumerate(bench.turns(batch, 5), 1):
+        assert [turn.planning, turn.executor, turn.booking, turn.host] == pytest.approx([2e-3, 1e-3, 4e-3, 7e-3])
+        assert turn.total - turn.host == pytest.approx(price(Affine(**AFFINE), Batch(3, 300 + 3 * n, ())))
+        assert turn.plan.num_decode == 3
+
+
+def slowed(call, time, seconds):
+    def wrapped(*given):
+        time.now += seconds
+        return call(*given)
+
+    return wrapped
 
 
 def test_a_range_that_does_not_fit_is_refused(monkeypatch):
