@@ -12,7 +12,8 @@ row answers freely: equal is the share of answers that are the reference's, agre
 difference (of an equal answer, all). kv_bytes: of a token, all layers.
 
 Figures are `NAME_MODEL_ROW`, means over prompts, each counted once however long its answer is; spread is over prompts. `fp32`
-is the reference run once more, `int8_torch` has the same KV dtype in plain torch operations: both check the measurement.
+is the reference run once more, `int8_torch` has the same KV dtype in plain torch operations: both check the measurement. No
+time is measured; all rows take a quarter of an hour on two cores, and --kinds and --skip split that.
 """
 
 from __future__ import annotations
