@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import hydra
@@ -23,6 +23,13 @@ CONFIG = "run"
 @hydra.main(version_base="1.3", config_path="pkg://lengthwise.conf", config_name=CONFIG)
 def app(config: DictConfig) -> None:
     """One cell. In a sweep it never raises: its row in the manifest says how it ended."""
+    if (row := cell(config, "lengthwise run")) is not None:
+        tell(row, root(config.out) / config.name / row["folder"])
+
+
+def cell(config: DictConfig, command: str) -> Row | None:
+    """Run the cell of `config`, composed by Hydra. Returns its row; None in a sweep, whose manifest has it. Leaves by
+    SystemExit with the reason when there is no result."""
     job = HydraConfig.get()
     overrides = [str(override) for override in job.overrides.task]
     in_sweep = not OmegaConf.is_missing(job.job, "num")
@@ -33,14 +40,14 @@ def app(config: DictConfig) -> None:
             if cfg["study"]["size"] != "standard":
                 raise ValueError(f"study.size={cfg['study']['size']} is of a sweep or study; give num_requests for one cell")
     except (ValueError, OmegaConfBaseException) as error:
-        raise SystemExit(f"lengthwise run: {error}") from error
+        raise SystemExit(f"{command}: {error}") from error
     row = run_job(cfg, overrides, in_sweep=in_sweep)
     if in_sweep:
-        return
+        return None
     if row["status"] != "ok":
         kept = f" (traceback: {row['traceback']})" if row.get("traceback") else ""
-        raise SystemExit(f"lengthwise run: {row['error']}{kept}")
-    _tell(cfg, row)
+        raise SystemExit(f"{command}: {row['error']}{kept}")
+    return row
 
 
 def main() -> None:
@@ -48,10 +55,10 @@ def main() -> None:
     run_app(app, CONFIG)
 
 
-def _tell(cfg: Mapping[str, Any], row: Row) -> None:
+def tell(row: Row, folder: Path) -> None:
+    """Print what came of a cell, in short."""
     import json
 
-    folder = root(cfg["out"]) / cfg["name"] / row["folder"]
     metrics = json.loads((folder / "summary.json").read_text())["metrics"]
     for key in ("ttft", "tpot", "e2e", "normalised_latency"):
         values = [f"{stat} {_number(metrics.get(f'{key}_{stat}'))}" for stat in ("mean", "p50", "p99")]

@@ -20,6 +20,7 @@ import lengthwise
 
 VOLATILE = (  # where results go, how they are shown and what they are wanted for, not what they are
     "out", "name", "check", "exclude", "figure", "wandb", "study", "tune",
+    "target",  # stands in the executor's node
 )  # fmt: skip
 PACKAGE = Path(lengthwise.__file__).parent
 LEARNING = (
@@ -29,7 +30,8 @@ LEARNING = (
 READERS = frozenset(  # modules of experiments/ that start cells or read their results: no part of what a cell is
     f"experiments/{name}.py"
     for name in (
-        "app", "bisection", "capacity", "capacity_app", "capacity_table", "catalogue", "cellhash", "comparison", "composer",
+        "app", "bench_app", "bisection", "capacity", "capacity_app", "capacity_table", "catalogue", "cellhash", "comparison",
+        "composer",
         "contract", "criterion", "data", "fetching", "hints", "job", "launch", "load_runs", "manifest", "paths", "prepare",
         "probes", "profile", "profile_app", "profile_fit", "progress", "ranges", "report",
         "simulate", "size", "stability", "stored", "study", "sweep", "table",

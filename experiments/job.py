@@ -104,6 +104,8 @@ def _compute(cfg: Mapping[str, Any], prepared: Prepared, folder: Path, code: str
                 raise
     finally:
         shutil.rmtree(made, ignore_errors=True)
+    if run.raw is not None:
+        run.raw.unlink(missing_ok=True)
 
 
 def _write_config(folder: Path, cfg: Mapping[str, Any], overrides: list[str]) -> None:

@@ -48,7 +48,11 @@ def last_seen(requests: pd.DataFrame, run_end: float) -> Floats:
 
 
 def samples(requests: pd.DataFrame, run_end: float, idle: Idle | None = None) -> dict[str, Sample]:
-    """Per-request latencies of `requests` (columns of requests.parquet): name -> Sample. Pure."""
+    """Per-request latencies of `requests` (columns of requests.parquet): name -> Sample. Pure.
+
+    num_first: tokens that came at once with the first (1 where there is no such column); they have no gaps of their own. Where
+    tokens came of requests that nobody scheduled, the server does not tell when it does, and nothing is known of waiting.
+    """
     column = {name: requests[name].to_numpy() for name in ("arrival", "first_scheduled", "first_token", "prompt_len")}
     arrival, first = column["arrival"].astype(np.float64), column["first_token"].astype(np.float64)
     n, cap = requests["output_len"].to_numpy(np.int64), requests["max_new_tokens"].to_numpy(np.int64)
@@ -57,6 +61,8 @@ def samples(requests: pd.DataFrame, run_end: float, idle: Idle | None = None) ->
     e2e = last - arrival
     emitted, scheduled = ~np.isnan(first), ~np.isnan(column["first_scheduled"])
     some = finished | still
+    untold = bool((emitted & ~scheduled).any())
+    lead = requests["num_first"].to_numpy(np.int64) if "num_first" in requests else 1
 
     def pick(values: Floats, there: Mask, is_open: Mask) -> Sample:
         rows = np.flatnonzero(there)
@@ -65,11 +71,11 @@ def samples(requests: pd.DataFrame, run_end: float, idle: Idle | None = None) ->
     tokens = np.where(finished, n, cap)  # an open one may still generate up to its cap: the least a ratio can be
     decode = np.where(emitted, last - first, 0.0)
     out = {
-        "ttft": pick(np.where(emitted, first - arrival, e2e), some, still & ~emitted),
-        "tpot": pick(decode / np.maximum(tokens - 1, 1), some & (tokens > 1), still),
+        "ttft": pick(np.where(emitted, first - arrival, e2e), some & (emitted | still), still & ~emitted),
+        "tpot": pick(decode / np.maximum(tokens - lead, 1), some & (tokens > lead), still),
         "e2e": pick(e2e, some, still),
         "normalised_latency": pick(e2e / np.maximum(tokens, 1), some & (tokens > 0), still),
-        "wait": pick(np.where(scheduled, column["first_scheduled"] - arrival, e2e), some, still & ~scheduled),
+        "wait": pick(np.where(scheduled, column["first_scheduled"] - arrival, e2e), some & (not untold), still & ~scheduled),
     }
     if idle is not None:
         alone = np.full(len(n), math.nan)

@@ -42,6 +42,7 @@ __all__ = ["LATENCIES", "OPEN", "SLOS", "Measured", "Sample", "judge", "measure"
 Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
+UNTOLD = "the server does not tell"
 LATENCIES = ("ttft", "tpot", "e2e", "normalised_latency", "wait", "slowdown")
 SLOS = ("ttft", "tpot", "e2e")
 
@@ -133,6 +134,19 @@ def measure(
     return out
 
 
+def put_sample(out: Measured, name: str, sample: Sample) -> None:
+    """Put n, mean and percentiles of a latency; no mean where some have not ended. Mutates out."""
+    n, num_open = len(sample.values), int(sample.open.sum())
+    out.put(f"{name}_n", n)
+    if num_open:
+        out.put(f"{name}_mean", None, f"{num_open} of {n} have not ended")
+    else:
+        out.put(f"{name}_mean", float(sample.values.mean()) if n else None, None if n else "n=0")
+    for label in QUANTILES:
+        q = quantile(sample.values, label, sample.open)
+        out.put(f"{name}_{label}", q.value, q.flag)
+
+
 def _latencies(out: Measured, found: Mapping[str, Sample], itl: Histogram | None) -> None:
     for name in LATENCIES:
         sample = found.get(name)
@@ -140,15 +154,7 @@ def _latencies(out: Measured, found: Mapping[str, Sample], itl: Histogram | None
             for key in ("mean", *QUANTILES):
                 out.put(f"{name}_{key}", None, "no cost model to tell the latency on an idle engine")
             continue
-        n, num_open = len(sample.values), int(sample.open.sum())
-        out.put(f"{name}_n", n)
-        if num_open:
-            out.put(f"{name}_mean", None, f"{num_open} of {n} have not ended")
-        else:
-            out.put(f"{name}_mean", float(sample.values.mean()) if n else None, None if n else "n=0")
-        for label in QUANTILES:
-            q = quantile(sample.values, label, sample.open)
-            out.put(f"{name}_{label}", q.value, q.flag)
+        put_sample(out, name, sample)
     gaps = itl or Histogram()
     out.put("itl_n", gaps.n)
     out.put("itl_mean", gaps.mean if gaps.n else None, None if gaps.n else "no token gaps recorded")
@@ -177,7 +183,9 @@ def _counts(out: Measured, counted: pd.DataFrame, found: Mapping[str, Sample], f
         out.put("max_wait", float(wait.values[worst]), ">=: it has not been scheduled" if wait.open[worst] else None)
     else:
         out.put("max_wait", None, "n=0")
-    if e2e.open.any():
+    if len(wait.values) < len(e2e.values):
+        out.put("wait_share", None, UNTOLD)
+    elif e2e.open.any():
         out.put("wait_share", None, f"{int(e2e.open.sum())} of {len(e2e.open)} have not ended")
     else:
         total = float(e2e.values.sum())
@@ -226,15 +234,17 @@ def _engine(
     run_totals: Mapping[str, float] | None,
     num_blocks: int,
 ) -> None:
-    preemptions = int(counted["num_preemptions"].sum())
-    out.put("preemptions", preemptions)
-    out.put(
-        "preemptions_per_s", preemptions / seconds if seconds > 0 else None, None if seconds > 0 else "the run took no time"
-    )
-    prompts = counted["prompt_len"].to_numpy(np.int64)[~np.isnan(counted["first_scheduled"].to_numpy(np.float64))].sum()
+    inside = "num_preemptions" in counted  # else only answers were seen
+    preemptions = int(counted["num_preemptions"].sum()) if inside else None
+    out.put("preemptions", preemptions, None if inside else UNTOLD)
+    rate = None if preemptions is None or not seconds > 0 else preemptions / seconds
+    out.put("preemptions_per_s", rate, UNTOLD if not inside else None if seconds > 0 else "the run took no time")
+    began = counted["first_scheduled" if inside else "first_token"].to_numpy(np.float64)
+    prompts = counted["prompt_len"].to_numpy(np.int64)[~np.isnan(began)].sum()
+    told = inside or "cached" in counted
     found = int(counted["cached"].sum()) if "cached" in counted else 0  # without a prefix cache nothing is
-    out.put("prefix_hit_tokens", found)
-    out.put("prefix_hit_share", found / int(prompts) if prompts else 0.0)
+    out.put("prefix_hit_tokens", found if told else None, None if told else UNTOLD)
+    out.put("prefix_hit_share", (found / int(prompts) if prompts else 0.0) if told else None, None if told else UNTOLD)
     if totals is None or run_totals is None or not seconds > 0:
         for name in ("busy_share", "kv_use_mean", "recompute_tax"):
             out.put(name, None, "steps were not recorded" if seconds > 0 else "the run took no time")

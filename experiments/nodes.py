@@ -18,7 +18,7 @@ from lengthwise.sched import KVCache, Policy, Scheduler
 from .dataset import Dataset
 
 if TYPE_CHECKING:
-    from .stage import Stage
+    from .stage import Asking, Stage
 
 Config = Mapping[str, Any]
 
@@ -38,10 +38,10 @@ def make(node: Any) -> Any:
         raise error.__cause__ from error
 
 
-def load_stage(cfg: Config) -> Stage:
+def load_stage(cfg: Config) -> Stage | Asking:
     """Where the cell is run. Raises ValueError when the executor node stands for something else."""
-    stage: Stage = make(cfg["executor"])
-    if not hasattr(stage, "begin"):
+    stage: Stage | Asking = make(cfg["executor"])
+    if not (hasattr(stage, "begin") or hasattr(stage, "run")):
         raise ValueError(f"executor gave a {type(stage).__name__}, not a Stage")
     return stage
 

@@ -37,8 +37,8 @@ def cell_names(cfg: Config, load: float | None, rate: float | None) -> dict[str,
     return {**names, "load": load, "rate": rate, "seed": cfg["seed"], "num_requests": cfg["num_requests"]}
 
 
-def provenance(cfg: Config, dataset: Dataset, workload: Workload, pool: int) -> dict[str, Any]:
-    """What the numbers rest on, wherever the cell is run. pool: tokens of KV."""
+def provenance(cfg: Config, dataset: Dataset, workload: Workload, pool: int | None) -> dict[str, Any]:
+    """What the numbers rest on, wherever the cell is run. pool: tokens of KV; None: not known."""
     censored = dataset.censored
     return {
         "version": lengthwise.__version__,

@@ -59,6 +59,8 @@ class Recorder:
     After the run: `requests()`, `steps()`, `preemptions()` give columns; `window_totals`, `run_totals`, `itl`, `end`.
     """
 
+    inside = True  # whether the engine itself is watched: when it schedules, preempts, finds prompts cached
+
     __slots__ = (
         "_aways", "_client_codes", "_decode_end", "_ended_buffer", "_ended_offset", "_gaps", "_last_token", "_pack_ended",
         "_pack_step", "_reason_codes", "_requests", "_step_buffer", "_step_offset", "_steps", "clients", "end", "indexes",
@@ -205,6 +207,10 @@ class Recorder:
         """Columns of STEP_COLUMNS, one row per plan; empty if they were not kept. Frees them here."""
         self._flush_steps()
         return self._join(self._steps, STEP)
+
+    def further(self, n: int) -> Columns:
+        """More columns (n,) of requests.parquet, of a workload of n requests."""
+        return {}
 
     def preemptions(self) -> Columns:
         """rid, left, back (s; back NaN if it never came back), one row per preemption, sorted by rid and time."""

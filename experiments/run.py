@@ -40,6 +40,7 @@ REQUEST_COLUMNS = (
     "censored", "ended",
 )  # fmt: skip
 OPTIONAL_COLUMNS = ("class", "session", "turn", "program")  # where the workload has them; `cached` where prefixes are kept
+TOKENS = "tokens.parquet"  # of a client's run: when each token came
 FILES = ("requests.parquet", "steps.parquet", "preemptions.parquet", "summary.json")
 
 
@@ -48,13 +49,15 @@ class Run:
     """What came of one cell. requests: one row per request of the workload, sorted by rid; `finish` only where it finished,
     `ended` (s) whenever and however it left, NaN where it had not. steps: one row per plan. preemptions: rid, left, back.
     summary: cell, metrics, flags, window, slo, histograms, volatile, provenance. workload: what was asked, not saved with it
-    (see saved.py)."""
+    (see saved.py). tokens: rid, time (s), num: tokens as they came to a client; None where nobody waited for them."""
 
     requests: pd.DataFrame
     steps: pd.DataFrame
     summary: dict[str, Any]
     preemptions: pd.DataFrame = field(default_factory=lambda: pd.DataFrame({"rid": [], "left": [], "back": []}))
     workload: Workload | None = None
+    tokens: pd.DataFrame | None = None
+    raw: Path | None = None  # what was written line by line while it ran, of no use once it is saved
 
     @property
     def metrics(self) -> dict[str, float | int | None]:
@@ -71,10 +74,11 @@ class Run:
         return _overtakes(self.requests, self.preemptions, bound)
 
     def save(self, folder: Path | str) -> None:
-        """Write the four files into `folder`, made if absent; existing ones are replaced, summary.json last."""
+        """Write the files into `folder`, made if absent; existing ones are replaced, summary.json last."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        for name, frame in zip(FILES, (self.requests, self.steps, self.preemptions), strict=False):
+        frames = dict(zip(FILES, (self.requests, self.steps, self.preemptions), strict=False))
+        for name, frame in (frames if self.tokens is None else {**frames, TOKENS: self.tokens}).items():
             pq.write_table(pa.Table.from_pandas(frame, preserve_index=False), folder / name, compression="zstd")
         text = json.dumps(jsonable(self.summary), sort_keys=True, indent=2, allow_nan=False)
         (folder / FILES[-1]).write_text(text + "\n", encoding="utf-8")
@@ -90,7 +94,9 @@ class Run:
         for name in ("status", "reason", "client"):  # a column of no strings forgets that it had strings
             coded = frames[0][name].cat
             frames[0][name] = _coded(coded.codes.to_numpy(), coded.categories.tolist())
-        return cls(frames[0], frames[1], json.loads((folder / FILES[-1]).read_text(encoding="utf-8")), frames[2])
+        tokens = pq.read_table(folder / TOKENS).to_pandas() if (folder / TOKENS).is_file() else None
+        summary = json.loads((folder / FILES[-1]).read_text(encoding="utf-8"))
+        return cls(frames[0], frames[1], summary, frames[2], tokens=tokens)
 
 
 def build(
@@ -135,7 +141,7 @@ def build(
     preemptions = pd.DataFrame(recorder.preemptions(), copy=False)
     end = recorder.end if run_end is None else run_end
     limits = _limits(slo, recorder, n)
-    passes = _overtakes(requests, preemptions, bound)
+    passes = _overtakes(requests, preemptions, bound) if recorder.inside else None
     measured = measure(
         requests,
         window=window,
@@ -144,7 +150,7 @@ def build(
         idle=None if cost is None else lambda p, m: idle_latency(cost, p, m, token_budget),
         itl=recorder.itl,
         totals=recorder.window_totals,
-        run_totals=recorder.run_totals,
+        run_totals=recorder.run_totals if recorder.inside else None,
         num_blocks=recorder.num_blocks,
         passes=passes,
         fallback=None if fallback is None else np.asarray(fallback, dtype=np.bool_),
@@ -224,7 +230,10 @@ def _requests(
     }
     if recorder.indexes:
         columns["cached"] = spread("cached", 0, np.int32)
+    if not recorder.inside:
+        del columns["num_preemptions"], columns["recomputed"]
     more = {name: column for name in OPTIONAL_COLUMNS if (column := workload.column(name)) is not None}
+    more |= recorder.further(n)
     kept = [name for name in (*REQUEST_COLUMNS, "cached") if name in columns]
     return pd.DataFrame({name: columns[name] for name in kept} | more, copy=False)
 

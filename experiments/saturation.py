@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lengthwise.engine.simulated import SimulatedClock, SimulatedExecutor
 from lengthwise.sched import Scheduler, serve
@@ -20,8 +21,9 @@ from lengthwise.sched.preemption import recompute
 
 from .dataset import Workload
 from .draw import stream
-from .nodes import Config, load_dataset, load_hardware, pool_tokens, rows_key
+from .nodes import Config, load_dataset, load_hardware, load_stage, pool_tokens, rows_key
 from .source import WorkloadSource
+from .stage import Asking
 
 
 class FinishTimes:
@@ -51,6 +53,8 @@ def measure_saturation(cfg: Config) -> dict[str, Any]:
     """20 x max_num_seqs requests at t = 0 (rows drawn by a fixed seed, without replacement where they suffice; nobody
     times out); completions per second between the 15 % and the 85 % completion. Raises ValueError when fewer than half are
     served."""
+    if cfg.get("executor") is not None and isinstance(stage := load_stage(cfg), Asking):
+        return stage.saturation(load_dataset(cfg))
     dataset, hardware, limits = load_dataset(cfg), load_hardware(cfg), cfg["limits"]
     n = 20 * limits["max_num_seqs"]
     rng = stream(0, "saturation")
@@ -70,12 +74,17 @@ def measure_saturation(cfg: Config) -> dict[str, Any]:
     times = np.asarray(observer.times)
     if len(times) < n / 2:
         raise ValueError(f"only {len(times)} of {n} requests are served: {observer.num_rejected} rejected at the door")
-    first, last = int(0.15 * len(times)), int(0.85 * len(times))
     return {
-        "rate": float((last - first) / (times[last] - times[first])),
+        "rate": middle_rate(times),
         "num_requests": n,
         "num_rejected": observer.num_rejected,
         "kv_pool_tokens": pool,
         "num_preemptions": scheduler.num_preemptions,
         "policy": "fcfs + chunked + paged",
     }
+
+
+def middle_rate(times: NDArray[np.float64]) -> float:
+    """Completions per second between the 15 % and the 85 % of those at `times` (n,) s, sorted."""
+    first, last = int(0.15 * len(times)), int(0.85 * len(times))
+    return float((last - first) / (times[last] - times[first]))

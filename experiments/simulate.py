@@ -103,13 +103,17 @@ def compose(
     }  # fmt: skip
     if isinstance(node, Mapping) and "model" in node:
         parts["model"] = model
+    if not hasattr(stage, "begin"):  # somebody else's server decides all that
+        parts |= dict.fromkeys(("policy", "batching", "kv", "preemption", "limits"))
     nodes = {group: _node(group, part) for group, part in parts.items() if part is not None}
     if "model" in nodes and not isinstance(nodes["model"], Mapping):
         nodes["executor"] = stage(**{**_arguments(nodes["executor"]), "model": nodes.pop("model")})
-    unknown = set(overrides) - set(nodes["limits"])
+    known = nodes.get("limits", {})
+    unknown = set(overrides) - set(known)
     if unknown:
-        raise ValueError(f"unknown limit {sorted(unknown)[0]!r}; the limits are {', '.join(sorted(nodes['limits']))}")
-    nodes["limits"] = {**nodes["limits"], **overrides}
+        raise ValueError(f"unknown limit {sorted(unknown)[0]!r}; the limits are {', '.join(sorted(known))}")
+    if overrides:
+        nodes["limits"] = {**known, **overrides}
     objects = {group: node for group, node in nodes.items() if not isinstance(node, Mapping)}
     tree = OmegaConf.create({group: node for group, node in nodes.items() if group not in objects})
     plain = OmegaConf.to_container(tree, resolve=True)

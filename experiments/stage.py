@@ -2,13 +2,14 @@
 from a real one.
 
 A cell asks its stage for clock and executor, memory and prices, for rows that it can serve, and for what is to be said beside
-the results. Everything else (order, windows, recording, metrics) is the same code.
+the results. Everything else (order, windows, recording, metrics) is the same code. Where somebody else schedules, there is
+nothing to execute: all we do is ask (`Asking`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 from lengthwise.engine.simulated.cost import CostModel
 from lengthwise.sched import Clock, Executor, KVCache, Request
@@ -16,6 +17,9 @@ from lengthwise.sched import Clock, Executor, KVCache, Request
 from .dataset import Dataset, Workload
 from .nodes import Config
 from .run import Run
+
+if TYPE_CHECKING:
+    from .asked import Asked
 
 
 class Begun(NamedTuple):
@@ -83,4 +87,31 @@ class Stage(Protocol):
     def measured(self, executor: Any, cpu: float, num_steps: int) -> dict[str, Any]:
         """Volatile numbers of a run of `num_steps` steps whose loop took `cpu` seconds of CPU time; among them
         overhead_us_per_step."""
+        ...
+
+
+@runtime_checkable
+class Asking(Protocol):
+    """In place of a Stage, a server that schedules by itself. What the cell's config says of scheduling has no say there."""
+
+    default_hardware: ClassVar[str | None]
+
+    def check(self, cfg: Config) -> None:
+        """As of a Stage."""
+        ...
+
+    def rows_key(self) -> dict[str, Any]:
+        """As of a Stage."""
+        ...
+
+    def rows(self, dataset: Dataset) -> Dataset:
+        """As of a Stage."""
+        ...
+
+    def saturation(self, dataset: Dataset) -> dict[str, Any]:
+        """Requests per second that it completes when there is always work (`rate`), and how that is known."""
+        ...
+
+    def run(self, cfg: Config, asked: Asked) -> Run:
+        """Send the requests at their times and record what comes back."""
         ...

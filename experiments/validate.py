@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from .nodes import load_policy, load_stage, make, predictor_target
+from .stage import Asking
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 WANDB = ("offline", "online", "off")
@@ -33,7 +34,7 @@ def validate_numbers(cfg: Mapping[str, Any]) -> None:
     """Raises ValueError, naming the value and the limit, on a number no cell can have."""
     for key, least in LEAST.items():
         _whole(key, cfg[key], least)
-    for key, least in LIMITS.items():
+    for key, least in LIMITS.items() if cfg.get("limits") else ():
         value = cfg["limits"].get(key)
         if value is not None or key != "kv_pool_tokens":
             _whole(f"limits.{key}", value, least)
@@ -58,13 +59,13 @@ def nearest(name: str, names: Iterable[str]) -> str:
 
 
 def _nodes(cfg: Mapping[str, Any]) -> None:
-    load_stage(cfg).check(cfg)
+    stage = load_stage(cfg)
+    stage.check(cfg)
+    for group in ("arrivals", "population", "reshape", "batching", "preemption"):
+        make(cfg.get(group))
+    if isinstance(stage, Asking):
+        return
     policy = load_policy(cfg)
-    make(cfg["batching"])
-    make(cfg["preemption"])
-    make(cfg["arrivals"])
-    make(cfg.get("population"))
-    make(cfg.get("reshape"))
     needs = policy.needs & {"prediction", "distribution"}
     if needs and predictor_target(cfg) is None:
         policy_name = cfg["choices"].get("policy")
