@@ -6,17 +6,14 @@ steps, when it scheduled whom) is what the user states in `server`, else unknown
 
 from __future__ import annotations
 
-import asyncio
 import importlib.util
 import logging
 import os
-import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, TextIO
+from typing import Any, ClassVar, TextIO
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -26,6 +23,7 @@ from lengthwise.sched import SLO, Request, Source
 from .asked import Asked
 from .bench.answer import Answer
 from .bench.body import LENGTHS, ROUTES, Bodies
+from .bench.driving import Connection, Driven, Told, Tries, drive
 from .bench.record import Seen
 from .bench.sending import differs, sending
 from .cellhash import cell_name, digest, lasting
@@ -45,29 +43,6 @@ DECIDED = ("policy", "batching", "kv", "preemption", "limits", "hardware")  # by
 UNKNOWN = "unknown"
 BUSY = 0.8  # share of one core: with more the client may be what is slow
 OUTSIDE = "measured over HTTP: the same seed gives the same requests, never the same times"
-
-
-class Driven(NamedTuple):
-    """How a run went. stopped: s, where the cap ended it; about: what the server says of itself; cpu, wall: s."""
-
-    stopped: float | None
-    about: Mapping[str, Any]
-    model: str
-    cpu: float
-    wall: float
-
-
-class Since:
-    """Seconds since it was last restarted."""
-
-    def __init__(self) -> None:
-        self.restart()
-
-    def restart(self) -> None:
-        self._start = time.monotonic()  # as an event loop counts
-
-    def __call__(self) -> float:
-        return time.monotonic() - self._start
 
 
 @dataclass(frozen=True)
@@ -165,7 +140,7 @@ class RemoteStage:
 
         log.info("measuring the saturation rate by %d requests, %d at a time", n, self.burst["concurrency"])
         at_a_time = replace(self, concurrency=self.burst["concurrency"])
-        at_a_time._drive(workload, WorkloadSource(workload, None, None, gate=False), told, Since(), SLO())
+        at_a_time._drive(workload, WorkloadSource(workload, None, None, gate=False), told, SLO())
         if len(times) < max(n / 2, 8):
             raise ValueError(f"only {len(times)} of {n} requests of the burst were served: no saturation rate")
         return {"rate": middle_rate(np.sort(times)), "from": "a burst", "num_requests": n, **self.burst}
@@ -176,19 +151,16 @@ class RemoteStage:
         with _opened(path) as raw:
             seen = Seen(len(workload), window=(asked.window.begin, asked.window.end), raw=raw)
             watched = Watched(seen, asked.num_requests, look=1)
-            num_ended = 0
 
             def told(request: Request, answer: Answer, reason: str, now: float) -> None:
-                nonlocal num_ended
-                num_ended += 1
                 num_tokens, ended = seen.answered(request, answer, reason, now)
                 watched.ended(request, num_tokens, reason, ended)
 
             try:
-                driven = self._drive(workload, source, told, Since(), slo, asked.cap)
+                driven = self._drive(workload, source, told, slo, asked.cap)
             except KeyboardInterrupt:
                 kept = "" if path is None else f"; what came of them is in {path}"
-                log.warning("stopped: %d of %d requests have ended%s", num_ended, len(workload), kept)
+                log.warning("stopped: %d of %d requests have ended%s", seen.num_answered, len(workload), kept)
                 log.warning("a cell is whole or not there: the same command measures it anew")
                 raise
         born, predicted = asked.came(source, driven.stopped)
@@ -216,37 +188,19 @@ class RemoteStage:
         run.workload, run.tokens, run.raw = workload, seen.tokens(), path
         return run
 
-    def _drive(self, workload: Workload, source: Source, told: Any, clock: Since, slo: SLO, cap: float | None = None) -> Driven:
+    def _drive(self, workload: Workload, source: Source, told: Told, slo: SLO, cap: float | None = None) -> Driven:
         """Ask the server all that `source` gives, in real time from now on."""
-        from .bench.endpoint import Endpoint, Tries
-        from .bench.sender import Sender
-
         key = self._key()
         headers = {} if key is None else {"Authorization": f"Bearer {key}"}
         tries = Tries(self.retries, self.backoff, self.stall)
-        path = ROUTES[self.route]
 
-        async def work() -> Driven:
-            async with Endpoint(self._address(), headers, tries, clock) as endpoint:
-                about = await endpoint.about()
-                model = self.model_name or next((one["id"] for one in about["models"]), None)
-                if model is None:
-                    raise ValueError(f"target={self.target} lists no model: executor.model_name= says which")
-                bodies = Bodies(
-                    workload, model, self.route, self.lengths, self.body, self.continuous_usage, self.extensions, slo,
-                    self.seed,
-                )  # fmt: skip
+        def bodies(model: str) -> Bodies:
+            return Bodies(
+                workload, model, self.route, self.lengths, self.body, self.continuous_usage, self.extensions, slo, self.seed
+            )
 
-                async def ask(request: Request, answer: Answer) -> str:
-                    return await endpoint.ask(path, bodies.of(request), answer)
-
-                sender = Sender(ask, told, clock, self.concurrency)
-                clock.restart()
-                cpu = time.process_time()
-                stopped = await sender.run(source, cap)
-                return Driven(stopped, about, model, time.process_time() - cpu, clock())
-
-        return _finished(work)
+        connection = Connection(self._address(), headers, tries, ROUTES[self.route], self.model_name, self.concurrency)
+        return drive(connection, bodies, source, told, cap)
 
     # --- what is said -----------------------------------------------------------------------------------------------------
 
@@ -262,6 +216,9 @@ class RemoteStage:
         counted = run.summary["provenance"]["counting"]
         pairs = [(metrics[f"{name}_rps"], metrics[f"{name}_cv"]) for name in ("arrival", "sent")]
         marks = [OUTSIDE, differs(pairs[0], pairs[1])]
+        if run.summary["cell"]["load"] is not None:
+            how = "stated" if self.saturation_rps is not None else "measured by a burst, once for every cell that needs it"
+            marks.append(f"the load is a share of a saturation rate that was {how}")
         if counted["by_usage"] < ended:
             marks.append(f"output tokens of {ended - counted['by_usage']} of {ended} requests are counted by events: no usage")
         if counted["miscounted"]:
@@ -308,13 +265,3 @@ def _opened(path: Path | None) -> Iterator[TextIO | None]:
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "w", encoding="utf-8", buffering=1) as file:  # line by line: whatever happens, they are there
         yield file
-
-
-def _finished(work: Callable[[], Coroutine[Any, Any, Driven]]) -> Driven:
-    """What the coroutine of `work` returns, also where an event loop runs already, as in a notebook."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(work())
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(lambda: asyncio.run(work())).result()

@@ -11,29 +11,19 @@ import errno
 import json
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
 import aiohttp
 
 from .answer import ENDS, Answer, StreamError
+from .driving import Tries
 from .sse import Events
 
 REJECTIONS = (400, 413, 422, 429)  # refused at the door, for good or for lack of room
 AGAIN = (408, 500, 502, 503, 504)
 KEEPALIVE = 4.0  # s, less than servers keep an idle connection: one that is taken up while it is closed would fail
 CONNECT = 30.0  # s
-
-
-@dataclass(frozen=True)
-class Tries:
-    """How often and when a request is sent again. retries: at most so many; backoff: s before the first, twice that before the
-    next. stall: s without a byte after which it is given up."""
-
-    retries: int = 2
-    backoff: float = 0.5
-    stall: float = 600.0
 
 
 class Endpoint:

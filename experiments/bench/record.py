@@ -30,7 +30,7 @@ class Seen(Recorder):
 
     inside = False
 
-    __slots__ = ("_columns", "_raw", "_rids", "_sizes", "_times", "num_counted_by_usage", "num_miscounted")
+    __slots__ = ("_columns", "_raw", "_rids", "_sizes", "_times", "num_answered", "num_counted_by_usage", "num_miscounted")
 
     def __init__(self, n: int, *, window: tuple[float, float], raw: TextIO | None = None) -> None:
         super().__init__(window=window, steps=False)
@@ -38,7 +38,7 @@ class Seen(Recorder):
         self._columns |= {name: np.full(n, -1 if name == "prompt_count" else 0, np.int32) for name in COUNTS}
         self._raw = raw
         self._rids, self._times, self._sizes = array("i"), array("d"), array("i")
-        self.num_counted_by_usage = self.num_miscounted = 0
+        self.num_answered = self.num_counted_by_usage = self.num_miscounted = 0
         self.window_totals = {"output_tokens": 0.0}
 
     def answered(self, request: Request, answer: Answer, reason: str, now: float) -> tuple[int, float]:
@@ -56,6 +56,7 @@ class Seen(Recorder):
         }  # fmt: skip
         for name, value in values.items():
             self._columns[name][request.rid] = value
+        self.num_answered += 1
         self.num_counted_by_usage += answer.count is not None
         self.num_miscounted += answer.miscount != 0
         self._count(times, sizes)
@@ -78,7 +79,7 @@ class Seen(Recorder):
         assert self._raw is not None
         line = {
             "rid": request.rid, "arrival": request.arrival, "sent": answer.sent, "ended": ended, "reason": reason,
-            "num_retries": answer.num_retries, "count": answer.count, "times": times.round(6).tolist(), "sizes": sizes.tolist(),
+            "num_retries": answer.num_retries, "count": answer.count, "times": times.tolist(), "sizes": sizes.tolist(),
         }  # fmt: skip
         line = {name: None if value != value else value for name, value in line.items()}
         self._raw.write(json.dumps(line) + "\n")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
 import re
+import subprocess
 import sys
 from itertools import pairwise
 from pathlib import Path
