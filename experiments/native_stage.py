@@ -117,7 +117,9 @@ class NativeStage:
     def begin(self, cfg: Config, kv: KVCache, workload: Workload) -> Begun:
         engine, params = self.loaded(), self._params()
         if self.times == "measured":
-            warm(engine, kv.block_size)
+            from lengthwise.engine.native.generate import warm_up
+
+            warm_up(engine, kv.block_size)
         if workload.dataset.prompt_ids is not None:
             for row in workload.rows.tolist():
                 len(workload.dataset.prompt_ids[row])  # made up now, not while the clock runs
@@ -214,15 +216,6 @@ def why_another(hardware: Hardware, engine: Any) -> str | None:
     here = facts(engine)
     other = [f"{key} {profile.get(key)!r}, here {value!r}" for key, value in here.items() if profile.get(key) != value]
     return f"{hardware.name} was profiled with {'; '.join(other)}" if other else None
-
-
-def warm(engine: Any, block_size: int) -> None:
-    """Run two requests through `engine`, so that nothing is built, loaded or compiled once the clock runs."""
-    from lengthwise.engine.native.generate import generate
-    from lengthwise.sched.kv import Paged
-
-    kv = Paged(8 * block_size + 128, block_size)
-    generate(engine, [[1] * 48, [1] * 16], 3, kv=kv, answer_lens=[3, 3], max_num_seqs=4, token_budget=64)
 
 
 def _is_profile(cfg: Config) -> bool:

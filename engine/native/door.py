@@ -27,3 +27,9 @@ def check_stops(name: str, params: SamplingParams, has_text: bool) -> None:
     """Raises ValueError for stop strings where there is no tokenizer to find them with."""
     if params.stop and not has_text:
         raise ValueError(f"{name} has stop strings, and the model has no tokenizer to find them with")
+
+
+def check_count(name: str, what: str, value: object) -> None:
+    """Raises ValueError, naming the request's `name`, unless `value` is a whole number of at least 1."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name} asks for {value!r} {what}: a whole number of at least 1 is wanted")

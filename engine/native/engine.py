@@ -129,10 +129,11 @@ class NativeEngine:
         attached to its pools.
 
         sampling: how a request's tokens are chosen; None: greedily. answer_lens: answers are so long whatever their tokens are;
-        None: end tokens decide. seconds, swap_seconds: step and copy times as told, for a clock that jumps. texts: keep texts
-        of answers beside their tokens; those with stop strings always are. probe: the layer whose hidden states plan.probe_rows
-        are about; None: the last. depth: steps in flight, 1 or 2; auto: 2 on a GPU, there only where going ahead pays. Raises
-        ValueError for texts without a tokenizer, for an answer of no token, and where two steps cannot be in flight.
+        None, or a mapping that lacks one: end tokens decide. seconds, swap_seconds: step and copy times as told, for a clock that
+        jumps. texts: keep texts of answers beside their tokens; those with stop strings always are. probe: the layer whose hidden
+        states plan.probe_rows are about; None: the last. depth: steps in flight, 1 or 2; auto: 2 on a GPU, there only where going
+        ahead pays. Raises ValueError for texts without a tokenizer, for an answer of no token, and where two steps cannot be in
+        flight.
         """
         model = self.model
         if texts and model.tokenizer is None:
@@ -147,7 +148,8 @@ class NativeEngine:
                 there = "none" if ids is None else len(ids)
                 raise ValueError(f"request {request.rid} has {there} prompt_ids, its prompt_len is {request.prompt_len}")
             params = GREEDY if sampling is None else sampling(request)
-            stops = params.stop if answer_lens is None else ()  # a length that is given holds whatever the text is
+            length = forced(answer_lens, request.rid)
+            stops = params.stop if length is None else ()  # a length that is given holds whatever the text is
             check_stops(f"request {request.rid}", params, model.tokenizer is not None)
             text = Text(model.tokenizer, stops, params.min_new_tokens) if texts or stops else None
             return Generation(
@@ -156,7 +158,7 @@ class NativeEngine:
                 params,
                 seed=seed + request.rid,
                 end_ids=model.eos_ids,
-                answer_len=None if answer_lens is None else answer_lens[request.rid],
+                answer_len=length,
                 text=text,
             )
 
@@ -190,6 +192,13 @@ class NativeEngine:
 
 def items(answers: AnswerLens) -> Iterable[tuple[int, int]]:
     return answers.items() if isinstance(answers, Mapping) else enumerate(answers)
+
+
+def forced(answers: AnswerLens | None, rid: int) -> int | None:
+    """The length that the answer of request `rid` is to have; None: its own end decides."""
+    if answers is None or isinstance(answers, Mapping):
+        return None if answers is None else answers.get(rid)
+    return answers[rid]
 
 
 def kept(model: torch.nn.Module) -> str:

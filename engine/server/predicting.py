@@ -1,0 +1,105 @@
+"""Predicting: lengths are predicted in a thread of their own, so that a slow predictor delays nobody's tokens.
+
+Whatever waits is predicted in one batch. A row that is no length becomes a constant, counted by kind; one that is late is the
+inbox's to replace, which looks at every step.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from queue import Empty, SimpleQueue
+from statistics import median
+
+from lengthwise.sched import LengthDistribution, Predictor, Request
+
+from .tally import MOMENTS, Histogram
+
+log = logging.getLogger(__name__)
+
+KINDS = ("raised", "nan", "infinite", "negative", "invalid")
+MOST_RANKS = 256  # of the last ranks, whose middle stands in
+
+
+class Predicting:
+    """predictor: its `predict` is called in one thread, with requests that have prompt and prompt_ids. fallback_len: tokens, what
+    stands in for a prediction that is none. done: takes a request and its prediction; False if that is not wanted any more.
+
+    `counts`: fallbacks by kind; `seconds`: of each batch. Mutates both in its own thread.
+    """
+
+    def __init__(self, predictor: Predictor, fallback_len: float, done: Callable[[Request, LengthDistribution], bool]) -> None:
+        self.counts = dict.fromkeys(KINDS, 0)
+        self.seconds = Histogram(MOMENTS)
+        self._predictor = predictor
+        self._point = LengthDistribution.point(fallback_len)
+        self._done = done
+        self._ranks: deque[float] = deque(maxlen=MOST_RANKS)
+        self._asked: SimpleQueue[Request | None] = SimpleQueue()
+        self._raised = False
+        self.thread = threading.Thread(target=self._run, name="lengthwise-predict", daemon=True)
+
+    def ask(self, request: Request) -> None:
+        self._asked.put(request)
+
+    def close(self) -> None:
+        """Nothing more is asked: the thread ends after the batch it is at, and leaves what waits."""
+        self._asked.put(None)
+
+    def stand_in(self) -> LengthDistribution:
+        """What takes the place of a prediction that is none: of a predictor that only ranks, the middle of its last ranks."""
+        return LengthDistribution.rank_only(median(self._ranks)) if self._ranks else self._point
+
+    def _run(self) -> None:
+        while True:
+            batch = [self._asked.get()]
+            try:
+                while True:
+                    batch.append(self._asked.get_nowait())
+            except Empty:
+                pass
+            if None in batch:
+                return
+            requests = [request for request in batch if request is not None and request.prediction is None]
+            if requests:
+                self._predict(requests)
+
+    def _predict(self, requests: Sequence[Request]) -> None:
+        begun = time.perf_counter()
+        rows: Sequence[LengthDistribution | None]
+        try:
+            rows = self._predictor.predict(requests)
+            kind = "invalid"
+        except Exception as error:  # whatever it is, the requests go on
+            rows, kind = [], "raised"
+            if not self._raised:  # once: a predictor that always fails must not fill a log
+                self._raised = True
+                log.warning("the predictor failed on %d requests: %s", len(requests), type(error).__name__)
+        self.seconds.add(time.perf_counter() - begun)
+        if len(rows) != len(requests):
+            kinds = [kind] * len(requests)
+            rows = [None] * len(requests)
+        else:
+            kinds = [fault(row) for row in rows]
+        for request, row, kind in zip(requests, rows, kinds, strict=True):
+            good = row if row is not None and not kind else None
+            if good is not None and good.is_rank_only:
+                self._ranks.append(good.score)
+            if self._done(request, good or self.stand_in()) and good is None:
+                self.counts[kind] += 1
+
+
+def fault(row: object) -> str:
+    """What is wrong with a prediction, one of KINDS; "" for nothing. A rank may be negative, a length may not."""
+    if not isinstance(row, LengthDistribution):
+        return "invalid"
+    values = [row.score] if row.is_rank_only else [row.score, row.mean()]
+    if any(map(math.isnan, values)):
+        return "nan"
+    if any(map(math.isinf, values)):
+        return "infinite"
+    return "negative" if not row.is_rank_only and min(values) < 0.0 else ""
