@@ -30,7 +30,7 @@ from .text import Text
 
 LINEARS = ("auto", "torch", "int8")
 KV_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
-AnswerLens = Mapping[int, int] | Sequence[int]  # rid -> length in tokens
+AnswerLens = Mapping[int, int] | Sequence[int]  # rid -> length in tokens; who is missing in a mapping ends by itself
 
 
 class NativeEngine:
@@ -129,11 +129,10 @@ class NativeEngine:
         attached to its pools.
 
         sampling: how a request's tokens are chosen; None: greedily. answer_lens: answers are so long whatever their tokens are;
-        None, or a mapping that lacks one: end tokens decide. seconds, swap_seconds: step and copy times as told, for a clock that
-        jumps. texts: keep texts of answers beside their tokens; those with stop strings always are. probe: the layer whose hidden
-        states plan.probe_rows are about; None: the last. depth: steps in flight, 1 or 2; auto: 2 on a GPU, there only where going
-        ahead pays. Raises ValueError for texts without a tokenizer, for an answer of no token, and where two steps cannot be in
-        flight.
+        None: end tokens decide. seconds, swap_seconds: step and copy times as told, for a clock that jumps. texts: keep texts
+        of answers beside their tokens; those with stop strings always are. probe: the layer whose hidden states plan.probe_rows
+        are about; None: the last. depth: steps in flight, 1 or 2; auto: 2 on a GPU, there only where going ahead pays. Raises
+        ValueError for texts without a tokenizer, for an answer of no token, and where two steps cannot be in flight.
         """
         model = self.model
         if texts and model.tokenizer is None:

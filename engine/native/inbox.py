@@ -27,10 +27,10 @@ class StandIn(NamedTuple):
 
 
 class Inbox:
-    """A Source. `submit`, `predicted`, `abort` and `close` may be called from any thread; `wake` is set whenever something comes
-    in, for a clock that waits. hash_tokens: name the pieces of prompts, for a prefix cache; 0: do not. has_text: the model has a
-    tokenizer, so that stop strings can be found. door: says why a request can never be served, or None. freed: told of each
-    request that has ended, in the engine's thread, when its key is free again.
+    """A Source. `submit`, `predicted`, `abort` and `close` may be called from any thread; `wake` is set whenever something
+    comes in, for a clock that waits. hash_tokens: name the pieces of prompts, for a prefix cache; 0: do not. has_text: the
+    model has a tokenizer, so that stop strings can be found. door: says why a request can never be served, or None. freed: told
+    of each request that has ended, in the engine's thread, when its key is free again.
 
     A key names one live request: it is free again once that has ended. `sampling` says how a request's tokens are chosen,
     `answer_lens` (rid -> tokens) which answers are forced to a length. `num_late` counts stand-ins for late predictions.

@@ -6,54 +6,63 @@ client library's own histograms take one value a call, which would cost a step i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
+from itertools import accumulate
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from .tally import Histogram, Tally
+from lengthwise.sched import Scheduler
 
-Numbers = Callable[[], Mapping[str, float]]
+from ..native.inbox import Inbox
+from .predicting import Predicting
+from .tally import Histogram, Tally
 
 
 class Metrics(Collector):
-    """A collector in a `registry` of its own. gauges, counters: give current values by metric name. fallbacks: by kind.
-    cache: block_size and num_gpu_blocks. prediction: seconds of each batch of predictions, where there is a predictor."""
+    """A collector in a `registry` of its own. step_age: s since the last step, while there is something to do. predicting: None
+    where nobody predicts."""
 
     def __init__(
         self,
         model_name: str,
         tally: Tally,
+        scheduler: Scheduler,
+        inbox: Inbox,
+        predicting: Predicting | None,
         *,
-        gauges: Numbers,
-        counters: Numbers,
-        fallbacks: Numbers,
-        cache: Mapping[str, int],
-        prediction: Histogram | None = None,
+        num_waiting: Callable[[], int],
+        step_age: Callable[[], float],
     ) -> None:
         self._labels = {"model_name": model_name, "engine": "0"}
-        self._tally = tally
-        self._gauges, self._counters, self._fallbacks = gauges, counters, fallbacks
-        self._cache = cache
-        self._prediction = prediction
+        self._tally, self._scheduler, self._inbox, self._predicting = tally, scheduler, inbox, predicting
+        self._num_waiting, self._step_age = num_waiting, step_age
         self.registry = CollectorRegistry()
         self.registry.register(self)
 
     def collect(self) -> Iterator[Metric]:
-        names, values, tally = list(self._labels), list(self._labels.values()), self._tally
-        for name, value in self._gauges().items():
+        names, values = list(self._labels), list(self._labels.values())
+        tally, scheduler, kv = self._tally, self._scheduler, self._scheduler.kv
+        gauges = {
+            "vllm:num_requests_running": scheduler.num_running,
+            "vllm:num_requests_waiting": self._num_waiting(),
+            "vllm:kv_cache_usage_perc": kv.in_use / kv.num_blocks,
+            "lengthwise_last_step_age_seconds": self._step_age(),
+        }
+        for name, value in gauges.items():
             gauge = GaugeMetricFamily(name, DOCS[name], labels=names)
             gauge.add_metric(values, value)
             yield gauge
-        info = GaugeMetricFamily("vllm:cache_config_info", "The KV pool.", labels=[*names, *self._cache])
-        info.add_metric([*values, *map(str, self._cache.values())], 1)
+        info = GaugeMetricFamily("vllm:cache_config_info", "The KV pool.", labels=[*names, "block_size", "num_gpu_blocks"])
+        info.add_metric([*values, str(kv.block_size), str(kv.num_blocks)], 1)
         yield info
         counts = {
-            **self._counters(),
+            "vllm:num_preemptions": scheduler.num_preemptions,
             "vllm:prompt_tokens": tally.prompt_tokens,
             "vllm:generation_tokens": tally.generation_tokens,
             "vllm:prefix_cache_queries": tally.queried_tokens,
+            "vllm:prefix_cache_hits": scheduler.cached_tokens,
             "lengthwise_starved": tally.num_starved,
             "lengthwise_aborted": tally.reasons["abort"],
         }
@@ -61,10 +70,11 @@ class Metrics(Collector):
             counter = CounterMetricFamily(name, DOCS[name], labels=names)
             counter.add_metric(values, value)
             yield counter
-        kinds: dict[tuple[str, str], Mapping[str, float]] = {
+        fallbacks = {} if self._predicting is None else self._predicting.counts
+        kinds = {
             ("vllm:request_success", "finished_reason"): tally.reasons,
             ("lengthwise_rejected", "kind"): {"full": tally.num_full, "invalid": tally.num_invalid},
-            ("lengthwise_prediction_fallbacks", "kind"): self._fallbacks(),
+            ("lengthwise_prediction_fallbacks", "kind"): {**fallbacks, "late": self._inbox.num_late},
         }
         for (name, label), numbers in kinds.items():
             counter = CounterMetricFamily(name, DOCS[name], labels=[*names, label])
@@ -72,16 +82,18 @@ class Metrics(Collector):
                 counter.add_metric([*values, kind], value)
             yield counter
         histograms = {name: getattr(tally, field) for name, field in HISTOGRAMS.items()}
-        if self._prediction is not None:
-            histograms["lengthwise_prediction_seconds"] = self._prediction
+        if self._predicting is not None:
+            histograms["lengthwise_prediction_seconds"] = self._predicting.seconds
         for name, histogram in histograms.items():
             family = HistogramMetricFamily(name, DOCS[name], labels=names)
-            counts_now, total, buckets = list(histogram.counts), 0, []
-            for bound, count in zip((*histogram.bounds, "+Inf"), counts_now, strict=True):
-                total += count
-                buckets.append((str(float(bound)) if bound != "+Inf" else "+Inf", total))
-            family.add_metric(values, buckets, histogram.sum)
+            family.add_metric(values, cumulative(histogram), histogram.sum)
             yield family
+
+
+def cumulative(histogram: Histogram) -> list[tuple[str, float]]:
+    """(upper bound, how many are at most that), the last of all."""
+    bounds = [*(str(float(bound)) for bound in histogram.bounds), "+Inf"]
+    return list(zip(bounds, accumulate(histogram.counts), strict=True))
 
 
 HISTOGRAMS = {  # name: field of Tally

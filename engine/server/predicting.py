@@ -26,8 +26,8 @@ MOST_RANKS = 256  # of the last ranks, whose middle stands in
 
 
 class Predicting:
-    """predictor: its `predict` is called in one thread, with requests that have prompt and prompt_ids. fallback_len: tokens, what
-    stands in for a prediction that is none. done: takes a request and its prediction; False if that is not wanted any more.
+    """predictor: its `predict` is called in one thread, with requests that have prompt and prompt_ids. fallback_len: tokens,
+    what stands in for a prediction that is none. done: takes a request and its prediction; False if it is not wanted any more.
 
     `counts`: fallbacks by kind; `seconds`: of each batch. Mutates both in its own thread.
     """

@@ -1,6 +1,6 @@
 """Service: one engine and its live requests, driven by a step loop in a thread of its own.
 
-The event loop hands requests to the inbox and reads streams; the step loop never waits for it. Each step crosses over once, with
+The event loop hands requests to the inbox and reads streams; the step loop never waits for it. A step crosses over once, with
 all it made. Whatever goes wrong for one request ends that request; what goes wrong with the step loop ends all and is said.
 """
 
@@ -10,10 +10,10 @@ import asyncio
 import logging
 import math
 import threading
-from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 from lengthwise.sched import (
     SLO,
@@ -31,50 +31,27 @@ from lengthwise.sched.door import refusal
 
 from ..native.clock import WallClock
 from ..native.engine import NativeEngine
-from ..native.executor import NativeExecutor
 from ..native.generate import warm_up
 from ..native.generation import GREEDY
 from ..native.inbox import Inbox, StandIn
 from ..native.sampling import SamplingParams
+from .health import Down, Full, Health
+from .live import Live
 from .metrics import Metrics
+from .outbox import Outbox
 from .predicting import Predicting
-from .streams import Ending, Outbox, Piece, Stream
+from .streams import Stream
 from .tally import Tally
 from .timed import Timed
 
 log = logging.getLogger(__name__)
 
-RECENT = 64  # ends that the rate is taken from
-LONGEST_RETRY = 60.0  # s
-PATIENCE = 30.0  # s for threads to end
-
-
-class Full(Exception):
-    """As many requests wait as may; in about `retry_after` s there will be room."""
-
-    def __init__(self, num_waiting: int, retry_after: float) -> None:
-        super().__init__(f"{num_waiting} requests wait already, the most is that many; try again in {retry_after:.0f} s")
-        self.retry_after = retry_after
-
-
-class Down(Exception):
-    """Nothing is taken in: the engine has failed, or is stopping."""
-
-
-class Health(NamedTuple):
-    """error: why the step loop has failed. last_step_age: s since a step ended, or since there was something to do; 0 while there
-    is not."""
-
-    ok: bool
-    error: str | None
-    draining: bool
-    last_step_age: float
-    num_waiting: int
-    num_running: int
+PATIENCE = 30.0  # s, for a step to end
 
 
 class Service:
-    """`start` it, then `submit`. All methods are for the event loop's thread.
+    """Takes memory for KV and warms the engine up when it is made, which takes seconds. `start` it, then `submit`; everything
+    is for the event loop's thread.
 
     max_waiting: requests that may wait (for a prediction, a slot, KV), those that were preempted included; one more is refused.
     predictor: predicts lengths, in its own thread; a policy that needs predictions waits prediction_deadline s for one, then
@@ -113,93 +90,80 @@ class Service:
         if predictor is not None and fallback_len is None:
             raise ValueError("a predictor needs fallback_len, the tokens that stand in for a prediction that is none")
         self.model = model
-        self.engine = engine
-        self.max_waiting = max_waiting
         self.max_model_len = max_model_len
-        self._kv = kv
-        self._seed, self._replay = seed, replay
-        self._max_num_seqs = max_num_seqs
+        self.max_waiting = max_waiting
         self._deadline = prediction_deadline
+        self._replay = replay
         self._needs_prediction = not policy.needs.isdisjoint(("prediction", "distribution"))
         if kv.indexes and not getattr(kv, "hash_tokens", 0):
             kv.use_hashes(kv.block_size)
         wake = threading.Event()
-        self._clock = WallClock(wake)
-        self._tally = Tally(starved_after)
-        self._scheduler = Timed(
+        self._clock = clock = WallClock(wake)
+        self._tally = tally = Tally(starved_after)
+        self._scheduler = scheduler = Timed(
             policy, batching, kv, preemption, max_num_seqs=max_num_seqs, token_budget=token_budget,
-            max_model_len=max_model_len, check=check, seconds=self._tally.scheduling,
+            max_model_len=max_model_len, check=check, seconds=tally.scheduling,
         )  # fmt: skip
-        self._inbox = Inbox(
-            self._clock, model.vocab_size, hash_tokens=getattr(kv, "hash_tokens", 0), wake=wake,
+        self._inbox = inbox = Inbox(
+            clock, model.vocab_size, hash_tokens=getattr(kv, "hash_tokens", 0), wake=wake,
             has_text=model.tokenizer is not None, door=self._refusal, freed=self._freed,
         )  # fmt: skip
-        self._predicting: Predicting | None = None
+        self._predicting = predicting = None
         if predictor is not None and fallback_len is not None:
-            self._predicting = Predicting(predictor, fallback_len, self._inbox.predicted)
-        self.metrics = Metrics(
-            model.name, self._tally, gauges=self._gauges, counters=self._counters, fallbacks=self._fallbacks,
-            cache={"block_size": kv.block_size, "num_gpu_blocks": kv.num_blocks},
-            prediction=None if self._predicting is None else self._predicting.seconds,
+            self._predicting = predicting = Predicting(predictor, fallback_len, inbox.predicted)
+        self._live = live = Live()
+        warm_up(engine, kv.block_size)
+        self._executor = engine.executor(
+            kv, clock, sampling=inbox.sampling, answer_lens=inbox.answer_lens, seed=seed, max_num_seqs=max_num_seqs,
+            texts=model.tokenizer is not None,
         )  # fmt: skip
-        self._executor: NativeExecutor
-        self._outbox: Outbox
+        self._outbox = Outbox(self._executor, tally, send=partial(self._call, live.put), end=partial(self._call, live.end))
+        self.metrics = Metrics(
+            model.name, tally, scheduler, inbox, predicting, num_waiting=lambda: self.num_waiting, step_age=self._step_age
+        )
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._run, name="lengthwise-steps", daemon=True)
-        self._streams: dict[Request, Stream] = {}
-        self._idle = asyncio.Event()
-        self._idle.set()
         self._stopped = asyncio.Event()
-        self._busy_since = 0.0
-        self._ends: deque[float] = deque(maxlen=RECENT)
         self._error: str | None = None
         self._draining = False
 
     # --- life ---------------------------------------------------------------------------------------------------------
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Take memory for KV, warm the engine up, and begin: takes seconds. `loop` is where streams are read."""
+        """Begin. loop: where streams are read. Raises ValueError the second time."""
         if self._loop is not None:
             raise ValueError("a service starts once")
         self._loop = loop
-        warm_up(self.engine, self._kv.block_size)
-        self._executor = self.engine.executor(
-            self._kv, self._clock, sampling=self._inbox.sampling, seed=self._seed, max_num_seqs=self._max_num_seqs,
-            answer_lens=self._inbox.answer_lens if self._replay else None, texts=self.model.tokenizer is not None,
-        )  # fmt: skip
-        self._outbox = Outbox(self._executor, self._tally, self._send, self._end)
         self._clock.restart()
         if self._predicting is not None:
             self._predicting.thread.start()
         self._thread.start()
 
     async def drain(self, timeout: float) -> int:
-        """Take in nothing more and wait for what lives, at most `timeout` s; the rest is aborted. Returns how many that were."""
+        """Take in nothing more and wait for what lives, at most `timeout` s; the rest is aborted. Returns how many."""
         self._draining = True
-        try:
-            await asyncio.wait_for(self._idle.wait(), timeout)
+        if await _comes(self._live.idle, timeout):
             return 0
-        except TimeoutError:
-            rest = list(self._streams.values())
-        for stream in rest:
-            self._inbox.abort(stream.key)
-        await asyncio.wait_for(self._idle.wait(), PATIENCE)
+        rest = [stream.key for stream in self._live.streams.values()]
+        for key in rest:
+            self._inbox.abort(key)
+        await _comes(self._live.idle, PATIENCE)
         return len(rest)
 
     async def close(self) -> None:
-        """End whatever lives, and the threads."""
-        self._draining = True
-        for stream in self._streams.values():
-            self._inbox.abort(stream.key)
+        """End whatever lives, and the threads; one that hangs ends with the process."""
+        await self.drain(0.0)
         self._inbox.close()
-        if self._predicting is not None and self._predicting.thread.is_alive():
-            self._predicting.close()
         if self._loop is None:
             return
-        await asyncio.wait_for(self._stopped.wait(), PATIENCE)
-        self._thread.join(PATIENCE)
         if self._predicting is not None:
-            self._predicting.thread.join(self._deadline)  # it ends with the process, if a predictor does not come back
+            self._predicting.close()
+        if not await _comes(self._stopped, PATIENCE):
+            log.error("the step loop has been at one step for more than %.0f s", PATIENCE)
+            return
+        self._thread.join()
+        if self._predicting is not None:
+            self._predicting.thread.join(self._deadline)
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
@@ -229,7 +193,7 @@ class Service:
             raise Down(why)
         if (num_waiting := self.num_waiting) >= self.max_waiting:
             self._tally.num_full += 1
-            raise Full(num_waiting, self._retry_after(num_waiting))
+            raise Full(num_waiting, self.max_waiting, self._live.retry_after(num_waiting, self.now))
         asks = self._predicting if predicted_len is None else None
         try:
             if answer_len is not None and not self._replay:
@@ -246,10 +210,7 @@ class Service:
             self._tally.num_invalid += 1
             raise
         stream = Stream(key, request)
-        if not self._streams:
-            self._idle.clear()
-            self._busy_since = request.arrival
-        self._streams[request] = stream
+        self._live.add(stream)
         if asks is not None:
             asks.ask(request)
         return stream
@@ -271,53 +232,32 @@ class Service:
 
     @property
     def num_waiting(self) -> int:
-        """Requests that live and do not run. While the step loop moves one it may count as waiting a moment too long."""
-        leaving = 0 if self._loop is None else self._outbox.num_leaving
-        return max(self._inbox.num_live - self._scheduler.num_running - leaving, 0)
+        """Requests that live and do not run. One that is on its way may count as waiting for a moment too long."""
+        return max(self._inbox.num_live - self._scheduler.num_running - self._outbox.num_leaving, 0)
 
     def health(self) -> Health:
-        why = self._error
-        if why is None and self._loop is not None and not self._thread.is_alive() and not self._draining:
-            why = "the step loop has ended"
-        return Health(why is None, why, self._draining, self._last_step_age(), self.num_waiting, self.num_running)
+        error = self._error
+        if error is None and self._loop is not None and not self._thread.is_alive() and not self._draining:
+            error = "the step loop has ended"
+        return Health(error is None, error, self._draining, self._step_age(), self.num_waiting, self.num_running)
 
     def idle_check(self) -> None:
-        """Raises AssertionError unless nothing lives, nothing is kept and all blocks are back. Call it when nothing lives."""
-        kept = len(self._streams), self._inbox.num_live, len(self._executor.generations), self._kv.in_use
-        if any(kept):
-            raise AssertionError(f"{kept[0]} streams, {kept[1]} in the inbox, {kept[2]} generations, {kept[3]} blocks in use")
-        check(self._scheduler, self._max_num_seqs)
+        """Raises AssertionError unless nothing is kept of anybody and all blocks are back. Call it when nothing lives."""
+        kept = {
+            "streams": len(self._live.streams), "requests in the inbox": self._inbox.num_live,
+            "generations": len(self._executor.generations), "blocks in use": self._scheduler.kv.in_use,
+        }  # fmt: skip
+        if any(kept.values()):
+            raise AssertionError(f"kept: {kept}")
+        check(self._scheduler, self._scheduler.max_num_seqs)
 
-    def _last_step_age(self) -> float:
-        return self._clock.now - max(self._outbox.last_step, self._busy_since) if self._streams else 0.0
+    def _step_age(self) -> float:
+        return self.now - max(self._outbox.last_step, self._live.busy_since) if self._live.streams else 0.0
 
     def _why_down(self) -> str | None:
         if self._loop is None:
             return "the engine has not started"
         return self.health().error or ("the engine takes in nothing more" if self._draining else None)
-
-    def _retry_after(self, num_waiting: int) -> float:
-        """s in which as many end as wait, at the rate of late."""
-        if len(self._ends) < 2:
-            return 1.0
-        rate = (len(self._ends) - 1) / max(self._clock.now - self._ends[0], 1e-9)
-        return min(max(num_waiting / rate, 1.0), LONGEST_RETRY)
-
-    def _gauges(self) -> dict[str, float]:
-        return {
-            "vllm:num_requests_running": self.num_running,
-            "vllm:num_requests_waiting": self.num_waiting,
-            "vllm:kv_cache_usage_perc": self._kv.in_use / self._kv.num_blocks,
-            "lengthwise_last_step_age_seconds": self._last_step_age(),
-        }
-
-    def _counters(self) -> dict[str, float]:
-        scheduler = self._scheduler
-        return {"vllm:num_preemptions": scheduler.num_preemptions, "vllm:prefix_cache_hits": scheduler.cached_tokens}
-
-    def _fallbacks(self) -> dict[str, float]:
-        counts = {} if self._predicting is None else self._predicting.counts
-        return {**counts, "late": self._inbox.num_late}
 
     # --- in the step loop's thread --------------------------------------------------------------------------------------
 
@@ -332,18 +272,12 @@ class Service:
     def _refusal(self, request: Request) -> str | None:
         scheduler = self._scheduler
         return refusal(
-            request, self._kv, whole_prompts=scheduler.batching.whole_prompts, token_budget=scheduler.token_budget,
+            request, scheduler.kv, whole_prompts=scheduler.batching.whole_prompts, token_budget=scheduler.token_budget,
             max_model_len=scheduler.max_model_len, clip=False,
         )  # fmt: skip
 
     def _freed(self, request: Request) -> None:
         self._outbox.freed(request)
-
-    def _send(self, pieces: list[Piece], time: float) -> None:
-        self._call(self._put, pieces, time)
-
-    def _end(self, ending: Ending) -> None:
-        self._call(self._put_end, ending)
 
     def _call(self, function: Callable[..., None], *args: Any) -> None:
         """Have `function` called in the event loop's thread."""
@@ -351,42 +285,14 @@ class Service:
         with suppress(RuntimeError):  # the event loop is closed: nobody reads any more
             self._loop.call_soon_threadsafe(function, *args)
 
-    # --- in the event loop's thread, what the other tells ---------------------------------------------------------------
-
-    def _put(self, pieces: list[Piece], time: float) -> None:
-        for piece in pieces:
-            if (stream := self._streams.get(piece.request)) is not None:
-                stream.put(piece, time)
-
-    def _put_end(self, ending: Ending) -> None:
-        request = ending.piece.request
-        stream = self._streams.pop(request, None)
-        if stream is None:  # it was ended by a failure
-            return
-        stream.put(ending.piece, ending.time, ending.reason)
-        self._ends.append(ending.time)
-        self._note(stream, ending.num_tokens, ending.reason, ending.time)
-        if not self._streams:
-            self._idle.set()
-
     def _fail(self, error: str) -> None:
-        """The step loop is gone: so is everybody."""
+        """In the event loop's thread: the step loop is gone."""
         self._error = error
-        self._draining = True
-        now = self._clock.now
-        streams, self._streams = self._streams, {}
-        for request, stream in streams.items():
-            reason = f"failed: the engine has failed ({error})"
-            stream.put(Piece(request, None, "", None), now, reason)
-            self._note(stream, self._scheduler.generated(request), reason, now)
-        self._idle.set()
+        self._live.end_all(f"failed: the engine has failed ({error})", self.now, self._scheduler.generated)
 
-    def _note(self, stream: Stream, num_tokens: int, reason: str, now: float) -> None:
-        """One line for a request that has ended; never what it said."""
-        request = stream.request
-        times = [x - request.arrival for x in (request._first_scheduled, request._first_token) if x >= 0.0]
-        said = "".join(f", {name} after {x:.3f} s" for name, x in zip(("scheduled", "first token"), times, strict=False))
-        log.info(
-            "request %r ended by %s: %d + %d tokens, %.3f s%s",
-            stream.key, reason, request.prompt_len, num_tokens, now - request.arrival, said,
-        )  # fmt: skip
+
+async def _comes(event: asyncio.Event, timeout: float) -> bool:
+    """Whether it is set within `timeout` s."""
+    with suppress(TimeoutError):
+        await asyncio.wait_for(event.wait(), timeout)
+    return event.is_set()
