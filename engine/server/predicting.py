@@ -97,7 +97,12 @@ def fault(row: object) -> str:
     """What is wrong with a prediction, one of KINDS; "" for nothing. A rank may be negative, a length may not."""
     if not isinstance(row, LengthDistribution):
         return "invalid"
-    values = [row.score] if row.is_rank_only else [row.score, row.mean()]
+    try:
+        values = [row.score]
+        if not row.is_rank_only:
+            values.append(row.quantile(0.5) if row.is_point else row.mean())
+    except Exception:  # it is made of something else: asking it later, in the step loop, would end all
+        return "invalid"
     if any(map(math.isnan, values)):
         return "nan"
     if any(map(math.isinf, values)):

@@ -47,6 +47,7 @@ from .timed import Timed
 log = logging.getLogger(__name__)
 
 PATIENCE = 30.0  # s, for a step to end
+GRACE = 1.0  # s, for a predictor to come back
 
 
 class Service:
@@ -163,7 +164,7 @@ class Service:
             return
         self._thread.join()
         if self._predicting is not None:
-            self._predicting.thread.join(self._deadline)
+            self._predicting.thread.join(GRACE)
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
