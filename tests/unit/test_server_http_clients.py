@@ -1,0 +1,215 @@
+"""Clients over real sockets: they leave, read slowly, stay when the server stops; the server loses and leaks nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import signal
+import socket
+
+import httpx
+import pytest
+from fake_service import Fake
+
+from lengthwise.engine.server.run import Server, bind, url_of
+from lengthwise.engine.server.settings import Settings
+
+CHAT = "/v1/chat/completions"
+TURNS = [{"role": "user", "content": "hello"}]
+
+
+@contextlib.asynccontextmanager
+async def serving(service, **settings):
+    """(client, url, server, task) of a server on a free port, which is stopped at the end."""
+    settings = Settings(port=0, **{"drain": 5, **settings})
+    sock = bind(settings)
+    server = Server(service, settings, {})
+    task = asyncio.ensure_future(server.serve([sock]))
+    while not server.started:
+        await asyncio.sleep(1e-3)
+    url = url_of(sock)
+    try:
+        async with httpx.AsyncClient(base_url=url, timeout=60) as client:
+            yield client, url, server, task
+    finally:
+        server.should_exit = True
+        await task
+
+
+async def until(condition, seconds=30):
+    for _ in range(int(seconds / 1e-2)):
+        if condition():
+            return
+        await asyncio.sleep(1e-2)
+    raise AssertionError("it has not come to pass")
+
+
+def lines(caplog, level=logging.WARNING):
+    return [record for record in caplog.records if record.levelno >= level and record.name != "asyncio"]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("queued", [True, False])
+def test_a_client_that_leaves_frees_its_slot(stream, queued, caplog):
+    """Streaming or not, queued or decoding; the engine hears of it at once."""
+    service = Fake(hold=queued, step=5e-3)
+
+    async def work():
+        async with serving(service) as (client, *_):
+            body = {"messages": TURNS, "stream": stream, "max_tokens": 450}
+            call = asyncio.ensure_future(client.post(CHAT, json=body, headers={"x-request-id": "x"}))
+            await until(lambda: service.live)
+            await asyncio.sleep(0.05)
+            assert not service.aborted
+            call.cancel()
+            await until(lambda: not service.live)
+            assert service.aborted == ["x"]
+            service.hold = False
+            again = await client.post(CHAT, json={"messages": TURNS, "max_tokens": 2}, headers={"x-request-id": "x"})
+            assert again.status_code == 200
+
+    asyncio.run(work())
+    assert not lines(caplog)
+
+
+def test_all_answers_of_a_call_end_with_their_client():
+    service = Fake(step=5e-3)
+
+    async def work():
+        async with serving(service) as (client, *_):
+            body = {"prompt": ["a", "b"], "n": 2, "stream": True, "max_tokens": 450}
+            async with client.stream("POST", "/v1/completions", json=body) as response:
+                await anext(response.aiter_lines())
+                assert len(service.live) == 4
+            await until(lambda: not service.live)
+
+    asyncio.run(work())
+    assert len(service.aborted) == 4
+
+
+def test_v8_a_hundred_clients_drop_and_nobody_cries(caplog):
+    caplog.set_level(logging.INFO)
+    service = Fake(step=1e-2)
+
+    async def drop(url, i):
+        host, port = url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        body = json.dumps({"messages": TURNS, "stream": True, "max_tokens": 450}).encode()
+        head = f"POST {CHAT} HTTP/1.1\r\nhost: t\r\nx-request-id: {i}\r\ncontent-type: application/json\r\n"
+        writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+        await reader.readline()
+        writer.transport.abort()  # a reset, no farewell
+
+    async def work():
+        async with serving(service) as (_, url, *_):
+            await asyncio.gather(*(drop(url, i) for i in range(100)))
+            await until(lambda: len(service.aborted) == 100)
+
+    asyncio.run(work())
+    assert not service.live and not lines(caplog)
+
+
+async def slow_reader(url, num_tokens):
+    """A connection with a small window that asks for a long stream and reads nothing."""
+    host, port = url.removeprefix("http://").split(":")
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    sock.setblocking(False)
+    loop = asyncio.get_running_loop()
+    await loop.sock_connect(sock, (host, int(port)))
+    body = json.dumps({"messages": TURNS, "stream": True, "max_tokens": num_tokens}).encode()
+    head = f"POST {CHAT} HTTP/1.1\r\nhost: t\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    await loop.sock_sendall(sock, head.encode() + body)
+    return sock
+
+
+def test_v4_a_client_that_reads_nothing_is_cut_and_others_are_served(caplog):
+    caplog.set_level(logging.INFO, logger="lengthwise")
+    service = Fake(step=1e-3, width=50_000)  # 100 KB of chunks a few tokens
+
+    async def work():
+        async with serving(service, slow_reader=0.5) as (client, _, server, _):
+            url = str(client.base_url).rstrip("/")
+            sock = await slow_reader(url, 450)
+            await until(lambda: service.live)
+            response = await client.post(CHAT, json={"messages": TURNS, "max_tokens": 3})
+            assert response.status_code == 200
+            await until(lambda: service.aborted)
+            await until(lambda: len(server.server_state.connections) == 1)  # the good client's own
+            sock.close()
+
+    asyncio.run(work())
+    assert not service.live and not lines(caplog)
+    assert [record.message for record in caplog.records if "read nothing" in record.message] == [
+        "cut a client that has read nothing for 0.5 s"
+    ]
+
+
+def test_v4_a_client_that_reads_slowly_is_served_to_the_end():
+    service = Fake(step=1e-3, width=20_000)
+
+    async def work():
+        loop = asyncio.get_running_loop()
+        async with serving(service, slow_reader=1.0) as (client, *_):
+            sock = await slow_reader(str(client.base_url).rstrip("/"), 60)
+            got = b""
+            while b"[DONE]" not in got[-200:]:
+                await asyncio.sleep(0.01)
+                got += (new := await loop.sock_recv(sock, 65536))
+                assert new, "cut"
+            sock.close()
+            assert len(got) > 60 * 20_000
+
+    asyncio.run(work())
+    assert not service.aborted
+
+
+@pytest.mark.parametrize("sig", [signal.SIGTERM, signal.SIGINT])
+def test_told_to_stop_it_lets_live_requests_finish_and_takes_no_more(sig, caplog):
+    service = Fake(step=5e-3)
+
+    async def work():
+        async with serving(service) as (client, url, _, task):
+            live = asyncio.ensure_future(client.post(CHAT, json={"messages": TURNS, "max_tokens": 100}))
+            await until(lambda: service.live)
+            os.kill(os.getpid(), sig)
+            await until(lambda: service.down)
+            with pytest.raises(httpx.ConnectError):
+                await httpx.AsyncClient().get(url + "/health")
+            response = await live
+            assert response.status_code == 200 and response.json()["usage"]["completion_tokens"] == 100
+            await task
+
+    asyncio.run(work())
+    assert not lines(caplog) and not service.aborted
+
+
+def test_the_drain_ends():
+    service = Fake(step=5e-2)
+
+    async def work():
+        async with serving(service, drain=0.2) as (client, _, server, task):
+            live = asyncio.ensure_future(client.post(CHAT, json={"messages": TURNS, "max_tokens": 450}))
+            await until(lambda: service.live)
+            server.should_exit = True
+            await until(lambda: service.aborted)
+            live.cancel()
+            await task
+
+    asyncio.run(work())
+    assert not service.live
+
+
+def test_the_access_log_has_no_queries(caplog):
+    caplog.set_level(logging.INFO)
+
+    async def work():
+        async with serving(Fake(), access_log=True) as (client, *_):
+            await client.get("/version?token=secret")
+
+    asyncio.run(work())
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "uvicorn.access"]
+    assert "GET /version" in line and "secret" not in line
