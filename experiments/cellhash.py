@@ -34,12 +34,13 @@ READERS = frozenset(  # modules of experiments/ that start cells or read their r
         "composer",
         "contract", "criterion", "data", "fetching", "hints", "job", "launch", "load_runs", "manifest", "paths", "prepare",
         "probes", "profile", "profile_app", "profile_fit", "progress", "ranges", "report",
-        "simulate", "size", "stability", "stored", "study", "sweep", "table",
+        "serve_app", "simulate", "size", "stability", "stored", "study", "sweep", "table",
         "token_cost", "trace_summary", "tracking", "train", "train_report", "tune", "tune_report", "validate",
         "validate_app", "validate_engine",
         "wandb_check", "wandb_log", "wandb_predictors", "wandb_session",
     )
 )  # fmt: skip
+OUTSIDE = ("experiments/figures/", "engine/server/")
 
 
 def digest(value: Any) -> str:
@@ -95,13 +96,13 @@ def cell_name(cfg: Mapping[str, Any], code: str) -> str:
 
 @lru_cache(maxsize=8)
 def code(parts: tuple[str, ...]) -> str:
-    """Hash of the source of these files and folders of the package, READERS and figures left out."""
+    """Hash of the source of these files and folders of the package, READERS, figures and the server left out."""
     total = hashlib.sha256()
     for part in parts:
         path = PACKAGE / part
         for file in sorted(path.rglob("*.py")) if path.is_dir() else [path] if path.is_file() else []:
             name = str(file.relative_to(PACKAGE))
-            if name not in READERS and "/figures/" not in name:
+            if name not in READERS and not name.startswith(OUTSIDE):
                 total.update(name.encode() + b"\0" + file.read_bytes())
     return total.hexdigest()[:16]
 

@@ -12,6 +12,7 @@ COMMANDS = {
     "capacity": "the greatest request rate at which SLOs hold, GPUs for a rate, cost per token: lengthwise capacity slo=chat",
     "profile": "measure an engine's step times and fit a cost model: lengthwise profile model=smollm2",
     "validate": "error of the simulation against an engine, by metric: lengthwise validate model=smollm2",
+    "serve": "an OpenAI-compatible server: lengthwise serve model=smollm2 policy=srpt predictor=artefact predictor.path=PATH",
     "bench": "send a workload to any OpenAI-compatible server and measure: lengthwise bench target=URL rate=2",
     "data": "what data the workloads know, where each is had, what is found: lengthwise data [fetch=NAME | show=NODE]",
     "figure": "redraw a figure from stored results: lengthwise figure figure=NAME runs=PATH",
@@ -76,6 +77,11 @@ def _dispatch(command: str, args: list[str]) -> int:
 
         capacity()
         return 0
+    if command == "serve":
+        from lengthwise.experiments.serve_app import main as serve
+
+        serve()
+        return 0
     if command == "profile":
         from lengthwise.experiments.profile_app import main as profile
 
@@ -111,7 +117,7 @@ def _complete(args: list[str]) -> int:
         print(" ".join(name for name in COMMANDS if name.startswith(start)))
         return 0
     command = words[1]
-    if command not in ("run", "train", "capacity", "profile", "validate", "bench"):
+    if command not in ("run", "train", "capacity", "serve", "profile", "validate", "bench"):
         return 0
     os.environ["COMP_LINE"] = line.replace(f" {command}", "", 1)
     return _dispatch(command, args)
