@@ -29,14 +29,15 @@ class Predicting:
     """predictor: its `predict` is called in one thread, with requests that have prompt and prompt_ids. fallback_len: tokens,
     what stands in for a prediction that is none. done: takes a request and its prediction; False if it is not wanted any more.
 
-    `counts`: fallbacks by kind; `seconds`: of each batch. Mutates both in its own thread.
+    `stand_in`: what takes the place of a prediction that is none: a point, or the middle of the last ranks of a predictor that
+    only ranks. `counts`: fallbacks by kind; `seconds`: of each batch. All are mutated in its own thread.
     """
 
     def __init__(self, predictor: Predictor, fallback_len: float, done: Callable[[Request, LengthDistribution], bool]) -> None:
         self.counts = dict.fromkeys(KINDS, 0)
         self.seconds = Histogram(MOMENTS)
         self._predictor = predictor
-        self._point = LengthDistribution.point(fallback_len)
+        self.stand_in = LengthDistribution.point(fallback_len)
         self._done = done
         self._ranks: deque[float] = deque(maxlen=MOST_RANKS)
         self._asked: SimpleQueue[Request | None] = SimpleQueue()
@@ -49,10 +50,6 @@ class Predicting:
     def close(self) -> None:
         """Nothing more is asked: the thread ends after the batch it is at, and leaves what waits."""
         self._asked.put(None)
-
-    def stand_in(self) -> LengthDistribution:
-        """What takes the place of a prediction that is none: of a predictor that only ranks, the middle of its last ranks."""
-        return LengthDistribution.rank_only(median(self._ranks)) if self._ranks else self._point
 
     def _run(self) -> None:
         while True:
@@ -69,28 +66,26 @@ class Predicting:
                 self._predict(requests)
 
     def _predict(self, requests: Sequence[Request]) -> None:
-        begun = time.perf_counter()
+        begun, none = time.perf_counter(), [None] * len(requests)
         rows: Sequence[LengthDistribution | None]
         try:
-            rows = self._predictor.predict(requests)
-            kind = "invalid"
+            said = list(self._predictor.predict(requests))
+            rows = said if len(said) == len(requests) else none
+            kinds = [fault(row) for row in rows]
         except Exception as error:  # whatever it is, the requests go on
-            rows, kind = [], "raised"
+            rows, kinds = none, ["raised"] * len(requests)
             if not self._raised:  # once: a predictor that always fails must not fill a log
                 self._raised = True
                 log.warning("the predictor failed on %d requests: %s", len(requests), type(error).__name__)
         self.seconds.add(time.perf_counter() - begun)
-        if len(rows) != len(requests):
-            kinds = [kind] * len(requests)
-            rows = [None] * len(requests)
-        else:
-            kinds = [fault(row) for row in rows]
+        self._ranks.extend(row.score for row, kind in zip(rows, kinds, strict=True) if row and not kind and row.is_rank_only)
+        if self._ranks:
+            self.stand_in = LengthDistribution.rank_only(median(self._ranks))
         for request, row, kind in zip(requests, rows, kinds, strict=True):
-            good = row if row is not None and not kind else None
-            if good is not None and good.is_rank_only:
-                self._ranks.append(good.score)
-            if self._done(request, good or self.stand_in()) and good is None:
-                self.counts[kind] += 1
+            if row is None or kind:
+                self.counts[kind] += self._done(request, self.stand_in)
+            else:
+                self._done(request, row)
 
 
 def fault(row: object) -> str:

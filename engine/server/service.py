@@ -205,7 +205,7 @@ class Service:
                 key, prompt_ids, max_new_tokens, params, answer_len=answer_len, prompt=prompt, client=client,
                 priority=priority, slo=slo, timeout=timeout, session=session,
                 prediction=None if predicted_len is None else LengthDistribution.point(predicted_len),
-                stand_in=None if asks is None else StandIn(self._deadline, asks.stand_in()),
+                stand_in=None if asks is None else StandIn(self._deadline, asks.stand_in),
             )  # fmt: skip
         except ValueError:
             self._tally.num_invalid += 1

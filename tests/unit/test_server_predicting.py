@@ -165,15 +165,16 @@ def test_what_is_no_length_falls_back_and_is_counted(row, kind, policy, caplog):
     assert caplog.text.count("KeyError") == (kind == "raised")  # once, not for each
 
 
-def test_a_predictor_that_forgets_one_is_not_believed():
+@pytest.mark.parametrize(("change", "kind"), [(lambda rows: rows[1:], "invalid"), (lambda rows: None, "raised")])
+def test_a_predictor_that_forgets_one_is_not_believed(change, kind):
     class Short(Says):
         def predict(self, requests):
-            return super().predict(requests)[1:]
+            return change(super().predict(requests))
 
     async def main(service):
         stream = await service.submit("x", [1, 2], 5)
         await read(stream)
-        return service._predicting.counts["invalid"], stream.request.prediction.mean()
+        return service._predicting.counts[kind], stream.request.prediction.mean()
 
     assert run(main, policy=SJF(), predictor=Short(by_prompt), fallback_len=5.0, prediction_deadline=1000.0) == (1, 5.0)
 
@@ -204,10 +205,10 @@ def test_among_ranks_the_middle_one_stands_in():
         return said.get(request.rid, LengthDistribution.rank_only(request.rid - 1.0))
 
     predicting = Predicting(Says(row), 500.0, lambda r, p: got.setdefault(r.rid, p) is p)
-    assert predicting.stand_in().mean() == 500.0
+    assert predicting.stand_in.mean() == 500.0
     predicting._predict([Request(i, 0.0, 1) for i in range(5)])
-    assert [got[i].score for i in range(5)] == [-1.0, 0.0, 1.0, 0.0, 50.0] and got[3].is_rank_only
-    assert predicting.counts["nan"] == 1 and predicting.stand_in().score == 0.5
+    assert [got[i].score for i in range(5)] == [-1.0, 0.0, 1.0, 0.5, 50.0] and got[3].is_rank_only
+    assert predicting.counts["nan"] == 1 and predicting.stand_in.score == 0.5
 
 
 def test_a_prediction_that_nobody_wants_any_more_counts_for_nothing():
