@@ -38,13 +38,14 @@ def test_twenty_streams_at_once_say_what_generate_says():
     engine, rng = writer(), np.random.default_rng(0)
     prompts = [rng.integers(0, 128, int(n)).tolist() for n in rng.integers(1, 90, 20)]
     whole = generate(engine, prompts, 40, texts=True)
-    params = [
-        SamplingParams(),
-        SamplingParams(temperature=1.0, top_p=0.95, seed=7, logprobs=2),
-        SamplingParams(stop=("zzz", whole[2].text[20:27])),  # begins within one token and ends within another
-        SamplingParams(logprobs=0, min_new_tokens=3, stop_token_ids=(whole[3].token_ids[8],)),
+    kinds = [
+        lambda i: SamplingParams(),
+        lambda i: SamplingParams(temperature=1.0, top_p=0.95, seed=7, logprobs=2),
+        lambda i: SamplingParams(stop=("zzz", whole[i].text[20:27])),  # begins within one token and ends within another
+        lambda i: SamplingParams(stop=(whole[i].text[-3:] + "#",)),  # is held back when the answer ends
+        lambda i: SamplingParams(logprobs=0, min_new_tokens=3, stop_token_ids=(whole[i].token_ids[8],)),
     ]
-    params = [params[i % 4] if i % 4 != 2 else SamplingParams(stop=(whole[i].text[20:27],)) for i in range(20)]
+    params = [kinds[i % 5](i) for i in range(20)]
     expected = generate(engine, prompts, 40, params, texts=True)
     assert {a.reason for a in expected} == {"stop", "length"}
 
