@@ -72,7 +72,7 @@ def samples(requests: pd.DataFrame, run_end: float, idle: Idle | None = None) ->
     decode = np.where(emitted, last - first, 0.0)
     out = {
         "ttft": pick(np.where(emitted, first - arrival, e2e), some & (emitted | still), still & ~emitted),
-        "tpot": pick(decode / np.maximum(tokens - lead, 1), some & (tokens > lead), still),
+        "tpot": pick(decode / np.maximum(tokens - lead, 1), some & (emitted | still) & (tokens > lead), still),
         "e2e": pick(e2e, some, still),
         "normalised_latency": pick(e2e / np.maximum(tokens, 1), some & (tokens > 0), still),
         "wait": pick(np.where(scheduled, column["first_scheduled"] - arrival, e2e), some & (not untold), still & ~scheduled),

@@ -41,6 +41,7 @@ log = logging.getLogger(__name__)
 
 DECIDED = ("policy", "batching", "kv", "preemption", "limits", "hardware")  # by the server
 UNKNOWN = "unknown"
+LOUD = ("rejected", "failed")  # what is told at once: it may be all that will come
 BUSY = 0.8  # share of one core: with more the client may be what is slow
 OUTSIDE = "measured over HTTP: the same seed gives the same requests, never the same times"
 
@@ -53,9 +54,10 @@ class RemoteStage:
     where the workload has none) or chat. lengths: forced, answers are as long as the workload's by max_tokens and ignore_eos;
     replay, by our server's answer_len, which its scheduler is not told; free, the model's own end decides. body: fields of
     every request. extensions: also what only our server takes (priority, client, slo, timeout, session, predicted length).
-    continuous_usage: ask for the count with every event. api_key_env: the environment variable that holds the key.
-    concurrency, retries, backoff, stall: see sender.py and endpoint.py. saturation: requests/s that `load` is a share of;
-    measure_saturation: measure it first, by `burst` (num_requests, all at once, so many at a time). seed: of ids made up.
+    continuous_usage: ask for the count with every event; None: of our server. api_key_env: the environment variable that holds
+    the key. concurrency, retries, backoff, stall: see sender.py and driving.py. saturation_rps: requests/s that `load` is a
+    share of; measure_saturation: measure it first, by `burst` (num_requests, all at once, so many at a time). seed: of ids made
+    up.
     """
 
     target: str | None = None
@@ -65,7 +67,7 @@ class RemoteStage:
     lengths: str = "forced"
     body: Mapping[str, Any] = field(default_factory=dict)
     extensions: bool = False
-    continuous_usage: bool = False
+    continuous_usage: bool | None = None
     api_key_env: str | None = None
     concurrency: int | None = None
     retries: int = 2
@@ -133,16 +135,20 @@ class RemoteStage:
         patient = replace(dataset, columns={k: v for k, v in dataset.columns.items() if k != "timeout"})
         workload = Workload(patient, rows.astype(np.int64), np.zeros(n))
         times: list[float] = []
+        others: list[str] = []
 
         def told(request: Request, answer: Answer, reason: str, now: float) -> None:
             if reason in ("stop", "length"):
                 times.append(now)
+            else:
+                others.append(reason)
 
         log.info("measuring the saturation rate by %d requests, %d at a time", n, self.burst["concurrency"])
         at_a_time = replace(self, concurrency=self.burst["concurrency"])
         at_a_time._drive(workload, WorkloadSource(workload, None, None, gate=False), told, SLO())
         if len(times) < max(n / 2, 8):
-            raise ValueError(f"only {len(times)} of {n} requests of the burst were served: no saturation rate")
+            why = f" ({others[0]})" if others else ""
+            raise ValueError(f"only {len(times)} of {n} requests of the burst were served: no saturation rate{why}")
         return {"rate": middle_rate(np.sort(times)), "from": "a burst", "num_requests": n, **self.burst}
 
     def run(self, cfg: Config, asked: Asked) -> Run:
@@ -151,8 +157,12 @@ class RemoteStage:
         with _opened(path) as raw:
             seen = Seen(len(workload), window=(asked.window.begin, asked.window.end), raw=raw)
             watched = Watched(seen, asked.num_requests, look=1)
+            said: set[str] = set()
 
             def told(request: Request, answer: Answer, reason: str, now: float) -> None:
+                if (kind := reason.split(":")[0]) in LOUD and kind not in said:
+                    said.add(kind)
+                    log.warning("the first one of its kind, request %d: %s", request.rid, reason)
                 num_tokens, ended = seen.answered(request, answer, reason, now)
                 watched.ended(request, num_tokens, reason, ended)
 
@@ -180,6 +190,9 @@ class RemoteStage:
             },
             volatile={"client_cpu": driven.cpu, "wall": driven.wall},
         )  # fmt: skip
+        if run.requests["status"].isin(LOUD).all():
+            most, kept = run.requests["reason"].value_counts().index[0], "" if path is None else f"; see {path}"
+            raise ValueError(f"0 of {len(born)} requests finished, most of them: {most}{kept}")
         sent = sending(run.requests, asked.window, run.summary["window"]["run_end"])
         run.summary["metrics"] |= sent.metrics
         run.summary["flags"] |= sent.flags
@@ -192,12 +205,11 @@ class RemoteStage:
         """Ask the server all that `source` gives, in real time from now on."""
         key = self._key()
         headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+        every = self.extensions if self.continuous_usage is None else self.continuous_usage
         tries = Tries(self.retries, self.backoff, self.stall)
 
         def bodies(model: str) -> Bodies:
-            return Bodies(
-                workload, model, self.route, self.lengths, self.body, self.continuous_usage, self.extensions, slo, self.seed
-            )
+            return Bodies(workload, model, self.route, self.lengths, self.body, every, self.extensions, slo, self.seed)
 
         connection = Connection(self._address(), headers, tries, ROUTES[self.route], self.model_name, self.concurrency)
         return drive(connection, bodies, source, told, cap)

@@ -2,7 +2,7 @@
 
 A token is generated text of any channel (content, reasoning, tool calls), never an empty role frame. The server's own count,
 `usage`, goes before the number of events; where it comes with every event it also says how many tokens each one holds, else an
-event counts as one token and the server's count is spread over the events evenly.
+event counts as one token, and what is missing of the server's count is spread over the events evenly.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Answer:
     """
 
     __slots__ = (
-        "_closed", "_each", "_sizes", "_times", "cached", "count", "finish", "first_content", "num_retries", "num_seen",
-        "prompt_count", "sent",
+        "_closed", "_each", "_silent", "_sizes", "_times", "cached", "count", "finish", "first_content", "num_retries",
+        "num_seen", "prompt_count", "sent",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -47,6 +47,7 @@ class Answer:
         self.finish: str | None = None
         self._times, self._sizes = array("d"), array("l")
         self._each = True  # every event with tokens came with a count
+        self._silent = array("d")  # events without text: half a character, or nothing at all
         self._closed = math.nan  # when the reason came, without text
 
     def take(self, event: Mapping[str, Any], now: float) -> None:
@@ -83,6 +84,8 @@ class Answer:
             self.finish = str(choice["finish_reason"])
             if size <= 0:
                 self._closed = now
+        elif size <= 0 and told is None and "role" not in said:
+            self._silent.append(now)
 
     @property
     def num_events(self) -> int:
@@ -94,23 +97,39 @@ class Answer:
         return self.num_seen if self.count is None else self.count
 
     def tokens(self) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """(times (m,) in s, tokens that came at each (m,), at least 1). They add up to num_tokens."""
-        times, sizes = np.array(self._times, np.float64), np.array(self._sizes, np.int64)
-        missing = self.num_tokens - int(sizes.sum())
-        if missing > 0 and not math.isnan(self._closed) and (ENDS.get(self.finish or "") == "stop" or not len(times)):
-            silent = missing if not len(times) else 1  # an end token has no text; it came with the reason
-            times, sizes = np.append(times, self._closed), np.append(sizes, silent)
-            missing -= silent
+        """(times (m,) in s, tokens that came at each (m,), at least 1). They add up to num_tokens, where any came at a time."""
+        times, sizes, missing = self._known()
         if missing and len(times):
             ends = np.round(np.cumsum(sizes) * (self.num_tokens / sizes.sum())).astype(np.int64)
             sizes = np.diff(np.maximum(ends, min(self.num_tokens, 1)), prepend=0)  # the first event holds a token
+        elif missing and not math.isnan(self._closed):  # nobody knows when
+            times, sizes = np.array([self._closed]), np.array([missing])
         return times[sizes > 0], sizes[sizes > 0]
 
     @property
+    def first_token(self) -> float:
+        """When the first token came, s; NaN where none did, or nobody knows when."""
+        times, _, _ = self._known()
+        return float(times[0]) if len(times) and self.num_tokens else math.nan
+
+    @property
     def miscount(self) -> int:
-        """The server's count less the tokens seen, an end token without text left out; 0 where it gives none."""
-        if self.count is None:
-            return 0
-        missing = self.count - self.num_seen
-        silent = missing == 1 and not math.isnan(self._closed) and ENDS.get(self.finish or "") == "stop"
-        return 0 if silent else missing
+        """The server's count less the tokens whose time is known; 0 where it gives none."""
+        return self._known()[2]
+
+    def _known(self) -> tuple[NDArray[np.float64], NDArray[np.int64], int]:
+        """(times, tokens at each, tokens of the server's count that have none). An event without text held a token where the
+        count says so: where as many are missing as there were such events, with or without the last one, or where an end token
+        came with the reason."""
+        times, sizes = np.array(self._times, np.float64), np.array(self._sizes, np.int64)
+        missing, silent = self.num_tokens - self.num_seen, self._silent.tolist()
+        if missing <= 0:
+            return times, sizes, missing
+        closed = [] if math.isnan(self._closed) else [self._closed]
+        if missing == len(silent) + len(closed):
+            silent += closed
+        elif missing != len(silent):
+            silent = closed if ENDS.get(self.finish or "") == "stop" and len(times) else []
+        order = np.argsort(np.append(times, silent), kind="stable")
+        sizes = np.append(sizes, np.ones(len(silent), np.int64))[order]
+        return np.append(times, silent)[order], sizes, missing - len(silent)

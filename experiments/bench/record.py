@@ -45,8 +45,8 @@ class Seen(Recorder):
         """Take in an answer that has ended, before `ended` is told. Returns (output tokens, when it ended, s): a finished one
         with its last token. Mutates the request's progress, which no scheduler has written."""
         times, sizes = answer.tokens()
-        if len(times):
-            request._first_token = float(times[0])
+        if not math.isnan(first := answer.first_token):
+            request._first_token = first
         if answer.cached is not None:
             self.indexes, request._cached = True, answer.cached
         values: dict[str, Any] = {

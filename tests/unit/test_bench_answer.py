@@ -96,6 +96,22 @@ def test_an_end_token_has_no_text_and_comes_with_the_reason():
     assert tokens(answer_of(text("", "stop"), count(0))) == ([], [])
 
 
+def test_events_without_text_are_tokens_where_the_count_says_so():
+    silent = [text(), text("a"), text(), text("", "length")]
+    assert tokens(answer_of(*silent, count(4))) == ([1.0, 2.0, 3.0, 4.0], [1, 1, 1, 1])
+    assert tokens(answer_of(*silent, count(3))) == ([1.0, 2.0, 3.0], [1, 1, 1])
+    assert tokens(answer_of(*silent)) == ([2.0], [1]) == tokens(answer_of(*silent, count(1)))
+    role = answer_of(delta(role="assistant", content=""), delta(content="a"), delta(content="", finish="stop"), count(2))
+    assert tokens(role) == ([2.0, 3.0], [1, 1]) and role.miscount == 0
+
+
+def test_where_no_event_tells_when_tokens_came_the_first_is_not_made_up():
+    answer = answer_of(text("", "length"), count(5))
+    assert math.isnan(answer.first_token) and answer.num_tokens == 5 == answer.miscount and tokens(answer) == ([1.0], [5])
+    assert math.isnan(answer_of(text("", "stop"), count(0)).first_token)
+    assert answer_of(text("a")).first_token == 1.0
+
+
 def test_a_count_with_every_event_says_how_many_tokens_each_holds():  # M5
     usage = [{"completion_tokens": n} for n in (0, 3, 3, 5, 9)]
     said = [text("", usage=usage[0]), text("abc", usage=usage[1]), text("", usage=usage[2]), text("de", usage=usage[3])]

@@ -213,6 +213,18 @@ def test_a_cut_stream_has_failed_and_keeps_its_tokens():
     assert len(server.bodies) == 3
 
 
+def test_where_nobody_is_served_the_reason_is_told():
+    async def closed(stream, body):
+        raise web.HTTPForbidden(text="go away")
+
+    with serving(closed) as server:
+        with pytest.raises(ValueError, match="0 of 3 requests finished, most of them: failed: HTTP 403: go away"):
+            bench(server, rows(3))
+        stage = {"measure_saturation": True, "burst": {"num_requests": 9, "concurrency": 3}}
+        with pytest.raises(ValueError, match=r"only 0 of 9 requests of the burst were served.*go away"):
+            bench(server, rows(9), rate=None, load=0.5, stage=stage)
+
+
 @pytest.mark.parametrize(
     ("events", "says"),
     [
