@@ -51,7 +51,7 @@ def samples(requests: pd.DataFrame, run_end: float, idle: Idle | None = None) ->
     """Per-request latencies of `requests` (columns of requests.parquet): name -> Sample. Pure.
 
     num_first: tokens that came at once with the first (1 where there is no such column); they have no gaps of their own. Where
-    tokens came of requests that nobody scheduled, the server does not tell when it does, and nothing is known of waiting.
+    answers came of requests that nobody scheduled, the server does not tell when it does, and nothing is known of waiting.
     """
     column = {name: requests[name].to_numpy() for name in ("arrival", "first_scheduled", "first_token", "prompt_len")}
     arrival, first = column["arrival"].astype(np.float64), column["first_token"].astype(np.float64)
@@ -61,7 +61,7 @@ def samples(requests: pd.DataFrame, run_end: float, idle: Idle | None = None) ->
     e2e = last - arrival
     emitted, scheduled = ~np.isnan(first), ~np.isnan(column["first_scheduled"])
     some = finished | still
-    untold = bool((emitted & ~scheduled).any())
+    untold = bool(((emitted | finished) & ~scheduled).any())
     lead = requests["num_first"].to_numpy(np.int64) if "num_first" in requests else 1
 
     def pick(values: Floats, there: Mask, is_open: Mask) -> Sample:

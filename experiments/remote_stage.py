@@ -234,7 +234,15 @@ class RemoteStage:
         if counted["by_usage"] < ended:
             marks.append(f"output tokens of {ended - counted['by_usage']} of {ended} requests are counted by events: no usage")
         if counted["miscounted"]:
-            marks.append(f"{counted['miscounted']} answers have another number of tokens by usage than by events")
+            marks.append(
+                f"{counted['miscounted']} answers have another number of tokens by usage than by events (column miscount)"
+            )
+        timeless = int((requests["first_token"].isna() & (requests["output_len"] > 0)).sum())
+        if timeless:
+            marks.append(
+                f"{timeless} answers came without text, so that nobody knows when: left out of TTFT, TPOT and goodput "
+                "(executor.continuous_usage=true asks the server)"
+            )
         known = requests[requests["prompt_count"] > 0]
         ratio = known["prompt_count"].sum() / max(known["prompt_len"].sum(), 1) if len(known) else 1.0
         if abs(ratio - 1) > 0.01:

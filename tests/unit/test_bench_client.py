@@ -148,6 +148,21 @@ def test_events_of_several_tokens_have_as_many_gaps():  # M5
     assert run.metrics["itl_mean"] == pytest.approx(span.sum() / 24)
 
 
+def test_answers_that_nobody_saw_coming_have_no_first_token():
+    async def silent(stream, body):
+        await stream.send("", finish="length")
+        await stream.usage(5)
+        await stream.done()
+
+    with serving(silent) as server:
+        run = bench(server, rows(3))
+    assert (run.requests["status"] == "finished").all() and run.requests["output_len"].tolist() == [5] * 3
+    assert run.requests["first_token"].isna().all() and run.metrics["e2e_mean"] > 0
+    for name in ("ttft_mean", "tpot_mean", "wait_mean", "max_wait", "attainment"):
+        assert run.metrics[name] is None, name
+    assert any("3 answers came without text" in mark for mark in run.summary["provenance"]["marks"])
+
+
 def test_less_than_asked_for_is_what_is_counted():  # M8
     async def short(stream, body):
         await words(stream, {"max_tokens": 2})
@@ -518,5 +533,6 @@ def test_waiting_is_unknown_only_where_the_server_does_not_tell():
         "status": ["finished", "failed"],
     })  # fmt: skip
     assert len(samples(frame, 3.0)["wait"].values) == 0
+    assert len(samples(frame.assign(first_token=np.nan), 3.0)["wait"].values) == 0
     told = samples(frame.assign(first_scheduled=[0.5, np.nan]), 3.0)["wait"]
     assert told.values.tolist() == [0.5, 2.0] and told.open.tolist() == [False, True]
