@@ -99,8 +99,8 @@ class Telling(Sampler):
         super().__init__(vocab_size)
         self.asks = asks
 
-    def sample(self, logits: Tensor, rows: Sequence[Row]) -> Sampled:
-        sampled = super().sample(logits, rows)
+    def sample(self, logits: Tensor, rows: Sequence[Row], best: tuple[list[int], dict[int, str]] | None = None) -> Sampled:
+        sampled = super().sample(logits, rows, best)
         for i, row in enumerate(rows):
             ask, place = self.asks[row.request.rid], row.num_output  # type: ignore[attr-defined]
             if ask.see is not None:

@@ -12,7 +12,7 @@ from hydra import initialize_config_module
 from hydra.core.global_hydra import GlobalHydra
 from hydra.types import RunMode
 from hydra.utils import get_object
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from lengthwise.experiments.cellhash import digest
 from lengthwise.experiments.size import sized
@@ -81,12 +81,19 @@ def composed(*overrides, config="run", mode=RunMode.RUN):
         return GlobalHydra.instance().hydra.compose_config(config, list(overrides), run_mode=mode)
 
 
+def overridden(node):
+    """Groups that a node's own defaults override."""
+    entries = (str(key) for entry in node.get("defaults", []) if isinstance(entry, DictConfig) for key in entry)
+    return {entry.removeprefix("override /").split("@")[0] for entry in entries if entry.startswith("override /")}
+
+
 GROUPS = sorted({name.split("/")[0] for name in NODES if "/" in name} - {"hydra", "study"})
 
 
 @pytest.mark.parametrize("group", GROUPS)
 def test_every_node_of_a_group_composes(group):
-    """Alone in its place in each application that has the group: chosen, and without a broken interpolation."""
+    """Alone in its place in each application that has the group, and those that the node overrides: chosen, and without a
+    broken interpolation."""
     apps = [name.removesuffix(".yaml") for name in NODES if "/" not in name]
     having = {app: OmegaConf.to_container(composed(config=app).hydra.runtime.choices) for app in apps}
     apps = [app for app, choices in having.items() if group in choices]
@@ -94,7 +101,8 @@ def test_every_node_of_a_group_composes(group):
     for name in NODES:
         if name.startswith(f"{group}/"):
             node = name.removeprefix(f"{group}/").removesuffix(".yaml")
-            for app in apps:
+            wanted = overridden(OmegaConf.load(CONF / name))
+            for app in (app for app in apps if wanted <= having[app].keys()):
                 config = composed(f"{group}={node}", config=app)
                 assert config.hydra.runtime.choices[group] == node
                 own = OmegaConf.masked_copy(config, [key for key in config if key != "hydra"])

@@ -505,6 +505,7 @@ def test_a_sweep_of_a_server_goes_on_where_it_was(tmp_path):
 def test_a_stopped_run_leaves_no_cell_but_its_answers(tmp_path):
     code = f"""
 import asyncio, os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background starts with it ignored
 sys.path.insert(0, {str(Path(__file__).parents[1])!r})
 from fake_server import serving, words
 from lengthwise.cli import main

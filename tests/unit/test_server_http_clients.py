@@ -128,7 +128,7 @@ async def slow_reader(url, num_tokens):
 
 def test_v4_a_client_that_reads_nothing_is_cut_and_others_are_served(caplog):
     caplog.set_level(logging.INFO, logger="lengthwise")
-    service = Fake(step=1e-3, width=50_000)  # 100 KB of chunks a few tokens
+    service = Fake(step=1e-2, width=50_000)  # a second of steps fills all that is kept for a client many times
 
     async def work():
         async with serving(service, slow_reader=0.5) as (client, _, server, _):

@@ -77,7 +77,7 @@ def test_a_scripted_run_is_counted_as_it_was():
 
     async def main(service):
         class Spoiling(Sampler):
-            def sample(self, logits, rows):
+            def sample(self, logits, rows, best=None):
                 logits = logits.clone()
                 for i, row in enumerate(rows):
                     if row.request.prompt_len == 7 and row.num_output == 3:
@@ -152,7 +152,7 @@ def test_gaps_and_first_tokens_add_up_whatever_happens_between(batching, preempt
 
     async def main(service):
         class Spoiling(Sampler):
-            def sample(self, logits, rows):
+            def sample(self, logits, rows, best=None):
                 logits = logits.clone()
                 for i, row in enumerate(rows):
                     if row.request.rid % 11 == 5 and row.num_output == row.request.rid % 4:

@@ -339,7 +339,7 @@ def test_a_text_that_is_cut_by_an_abort_has_all_that_came():
 def test_a_request_without_finite_logits_fails_alone():  # V7
     async def main(service):
         class Spoiling(Sampler):
-            def sample(self, logits, rows):
+            def sample(self, logits, rows, best=None):
                 logits = logits.clone()
                 for i, row in enumerate(rows):
                     if row.request.prompt_len == 2 and row.num_output == 7:
