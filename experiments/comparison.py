@@ -130,7 +130,7 @@ def _measured(cells: Sequence[Cell]) -> dict[str, Any]:
     achieved = [_achieved_load(cell) for cell in done]
     row["load_least"], row["load_greatest"] = _over(achieved, np.min), _over(achieved, np.max)
     row["max_wait"] = _over([cell.metrics.get("max_wait") for cell in done], np.max)
-    row["max_wait_open"] = any("max_wait" in ((cell.summary or {}).get("flags") or {}) for cell in done)
+    row["max_wait_open"] = any(str(((cell.summary or {}).get("flags") or {}).get("max_wait")).startswith(">=") for cell in done)
     row["horizon"] = _over([((cell.summary or {}).get("window") or {}).get("horizon") for cell in done], np.mean)
     found = merge_marks(mark for cell in done for mark in marks(cell))
     if len({cell.fields.get("seed") for cell in done}) < len(done):

@@ -246,7 +246,7 @@ class RemoteStage:
         known = requests[requests["prompt_count"] > 0]
         ratio = known["prompt_count"].sum() / max(known["prompt_len"].sum(), 1) if len(known) else 1.0
         if abs(ratio - 1) > 0.01:
-            marks.append(f"the server counts {ratio:.3g} x the prompt tokens of the workload")
+            marks.append(f"the server counts {ratio:.2g} x the prompt tokens of the workload")
         if driven.cpu > BUSY * driven.wall:
             marks.append(f"the client was busy {driven.cpu / driven.wall:.0%} of the time: it may be what was slow")
         return [mark for mark in marks if mark]

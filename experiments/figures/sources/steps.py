@@ -51,10 +51,12 @@ def load_steps(cells: Sequence[Cell]) -> pd.DataFrame:
 
 
 def binned(cell: Cell, edges: Floats) -> pd.DataFrame:
-    """The states of one cell averaged over the bins between `edges` (s)."""
+    """The states of one cell averaged over the bins between `edges` (s). Raises ValueError where no steps are known."""
     steps = pd.read_parquet(cell.folder / "steps.parquet", columns=["start", "end", *STATES.values()])
     start, end = steps["start"].to_numpy(np.float64), steps["end"].to_numpy(np.float64)
     middle, widths = (edges[1:] + edges[:-1]) / 2, np.diff(edges)
+    if not len(steps):
+        raise ValueError(f"{cell.name} has no steps: its server does not tell them, so nothing can be drawn over time")
     out: dict[str, Any] = {"time": middle}
     blocks = num_blocks(cell)
     for name, column in STATES.items():
