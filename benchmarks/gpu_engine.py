@@ -283,10 +283,15 @@ def prefill(key: str, model: ServedModel, rows: Decoding, sizes: Sizes, rate: fl
     samples[f"{key}_prefill_limit_share"] = [flops / t / rate for t in taken]
 
 
+def filling(num: int, sizes: Sizes) -> int:
+    """Tokens that the first of `num` rows may have before the last is prefilled."""
+    return -(-num * sizes.context // max(sizes.chunk - num, 1)) + 1
+
+
 def engine(key: str, model: ServedModel, name: str, num: int, depth: int, sizes: Sizes, samples: Samples) -> None:
     """Decode steps of `num` rows through scheduler and executor, the next one launched when the tokens are there (depth 1) or
     before (2)."""
-    size, answer = BLOCK_SIZES.get(name, 16), sizes.steps * (sizes.repeats + 1) + 3
+    size, answer = BLOCK_SIZES.get(name, 16), sizes.steps * (sizes.repeats + 1) + 3 + filling(num, sizes)
     kv = Paged(num * -(-(sizes.context + answer) // size) * size, size, 0.0)
     scheduler = Scheduler(FCFS(), Chunked(), kv, recompute(), max_num_seqs=num, token_budget=max(sizes.chunk, num))
     clock = WallClock()
@@ -308,7 +313,7 @@ def engine(key: str, model: ServedModel, name: str, num: int, depth: int, sizes:
     for repeat in range(sizes.repeats + 1):
         start = time.perf_counter()
         for _ in range(sizes.steps):
-            step()
+            assert step(), "a row has ended while the time of all is taken"
         if repeat:  # the first is to warm up
             rates.append(num * sizes.steps / (time.perf_counter() - start))
     assert executor.ahead is None or executor.ahead.used >= sizes.steps * sizes.repeats
@@ -381,7 +386,7 @@ def main() -> int:
         for name, attention in list(backends.items()):
             guarded(f"compare {name}", lambda n=name, a=attention: compare({n: a}, sizes, device, samples, skipped))  # type: ignore[misc]
         for name in names:
-            longest = sizes.context + sizes.steps * (sizes.repeats + 1) + 3
+            longest = sizes.context + sizes.steps * (sizes.repeats + 1) + 3 + max(filling(n, sizes) for n in sizes.batches)
             model = llama(shapes[name], max(sizes.chunk, longest), device)
             for backend, attention in backends.items():
                 if reason := unfit(attention, model.layers[0]):

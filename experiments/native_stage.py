@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 
 LENGTHS = ("forced", "free")
 TIMES = ("measured", "told")
+DEPTHS: tuple[int | str, ...] = ("auto", 1, 2)
 DIFFERS = "timed on a machine: the same seed gives the same requests and token counts, never the same times"
 
 
@@ -61,9 +62,10 @@ class NativeStage:
     default_hardware: ClassVar[str | None] = None
 
     def check(self, cfg: Config) -> None:
-        for key, value, known in (("lengths", self.lengths, LENGTHS), ("times", self.times, TIMES)):
+        choices = (("lengths", self.lengths, LENGTHS), ("times", self.times, TIMES), ("depth", self.depth, DEPTHS))
+        for key, value, known in choices:
             if value not in known:
-                raise ValueError(f"executor.{key}={value!r}: choose {' or '.join(known)}")
+                raise ValueError(f"executor.{key}={value!r}: choose {' or '.join(map(str, known))}")
         if self.times == "told" and cfg.get("hardware") is None:
             raise ValueError("executor.times=told: give the hardware whose cost model tells them")
         target = predictor_target(cfg)

@@ -224,7 +224,7 @@ class RemoteStage:
 
     def _marks(self, run: Run, driven: Driven) -> list[str]:
         metrics, requests = run.metrics, run.requests
-        ended = int((requests["status"] != "unfinished").sum())
+        ended = int((requests["output_len"] > 0).sum())
         counted = run.summary["provenance"]["counting"]
         pairs = [(metrics[f"{name}_rps"], metrics[f"{name}_cv"]) for name in ("arrival", "sent")]
         marks = [OUTSIDE, differs(pairs[0], pairs[1])]

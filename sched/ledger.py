@@ -152,7 +152,7 @@ class Ledger(Standing):
     def _release(self, req: Request, keep: bool = True) -> None:
         """Give back the blocks of a request that is off the batch. keep: what it has computed stays for others, where there is
         an index."""
-        if keep and self.kv.indexes:
+        if keep and self.kv.indexes and req not in self.kv.copies:  # what is yet to be copied is not there for others
             self.kv.enter(req, req._computed)
         self.kv.release(req, self.capacity(req))
 

@@ -75,11 +75,14 @@ class Fake:
 
     def start(self, loop: Any) -> None: ...
 
-    async def submit(self, key: str, prompt_ids: list[int], max_new_tokens: int, params: Any, **fields: Any) -> FakeStream:
+    def check_room(self) -> None:
         if self.down is not None:
             raise Down(self.down)
         if self.full is not None and len(self.live) >= self.full:
             raise Full(len(self.live), int(self.full), 2.5)
+
+    async def submit(self, key: str, prompt_ids: list[int], max_new_tokens: int, params: Any, **fields: Any) -> FakeStream:
+        self.check_room()
         if key in self.live:
             raise ValueError(f"request id {key!r} is in use by a request that has not ended")
         if not prompt_ids:

@@ -165,8 +165,8 @@ class NativeEngine:
         if self.compiled and not isinstance(model.inner, CompiledDecoder):
             compile_model(model)
         run = model.forward
-        if model.device.type == "cuda" and (graphs := self._graphs(kv, max_num_seqs)) is not None:
-            run = graphs.run
+        if probe is None and model.device.type == "cuda" and (graphs := self._graphs(kv, max_num_seqs)) is not None:
+            run = graphs.run  # a replay runs no hooks
         return NativeExecutor(
             model, run, pools, kv, clock, begin, max_num_seqs=max_num_seqs, seconds=seconds, swap_seconds=swap_seconds,
             probe=probe, depth=self.depth(depth), always_ahead=depth == 2,

@@ -2,7 +2,8 @@
 
 Every plan is one step. `submit` does what can be done before the tokens are known: copies, input arrays, the forward; `collect`
 takes the tokens and says who has finished. With two steps in flight `collect` first launches the step after, where it can be
-foreseen (inflight.py), and `submit` finds it under way: plans, outcomes and tokens are the same.
+foreseen (inflight.py), and `submit` finds it under way: plans, outcomes and tokens are the same, but for rounding where kernels
+depend on how many rows there are, as one that has ended may still be computed.
 """
 
 from __future__ import annotations
@@ -128,8 +129,9 @@ class NativeExecutor:
     def _compute(self, batch: Batch, before: InFlight | None = None) -> Computed:
         """before: the step whose tokens, as they lie on the device, the rows of `batch` feed in. Mutates `batch` then."""
         begun = time.perf_counter()
-        if before is not None and (greatest := before.computed.greatest) is not None:
-            token_ids = greatest.picked(before.order)
+        if before is not None:
+            assert before.computed.greatest is not None  # only a step that decodes is gone ahead of
+            token_ids = before.computed.greatest.picked(before.order)
             batch.token_ids[: len(token_ids)].copy_(token_ids)
         hidden = self._run(batch)
         logits = self._model.logits(hidden) if len(batch.emit) else None

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from .batch import moved
+
 
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
@@ -42,8 +44,8 @@ class Pool:
 
     def copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy block sources[i] to targets[i], all read before any is written. Mutates the pool."""
+        read, write = (moved(torch.tensor(blocks), self.tensors[0].device) for blocks in (sources, targets))
         for tensor in self.tensors:
-            read, write = (torch.tensor(blocks, device=tensor.device) for blocks in (sources, targets))
             tensor[write] = tensor.index_select(0, read)
 
     def export(self, blocks: Tensor) -> tuple[Tensor, ...]:

@@ -14,9 +14,6 @@ from .service import Service
 from .streams import Delta, Stream
 
 T = TypeVar("T")
-ABORTS = ("aborted", "timeout")
-
-
 Came = tuple[int, Delta]  # what came for the answer of that index
 
 
@@ -92,8 +89,8 @@ def raise_unless_answered(reason: str) -> None:
 
 
 def finish_reason(reason: str | None) -> str | None:
-    """In OpenAI's words, and `abort` (vLLM's) for what was ended before its end."""
-    return "abort" if reason in ABORTS else reason
+    """In OpenAI's words; `abort` (vLLM's) or `timeout` for what was ended before its end."""
+    return "abort" if reason == "aborted" else reason
 
 
 async def unless_gone(receive: Receive, work: Awaitable[T]) -> T:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Protocol
 
 from ..native.logprobs import Logprobs
@@ -96,7 +97,7 @@ def speller(model: Any) -> Spell:
     """How tokens are spelled where logprobs name them: by their own text, or by their ids where the model has no tokenizer."""
     if model.tokenizer is None:
         return lambda token: f"token_id:{token}"
-    return lambda token: str(model.tokenizer.decode([token], skip_special_tokens=False))
+    return lru_cache(maxsize=2**16)(lambda token: str(model.tokenizer.decode([token], skip_special_tokens=False)))
 
 
 def _entry(given: Logprobs, spell: Spell) -> Json:
@@ -106,7 +107,8 @@ def _entry(given: Logprobs, spell: Spell) -> Json:
 
 def _token(token: int, logprob: float, spell: Spell) -> Json:
     text = spell(token)
-    return {"token": text, "logprob": _finite(logprob), "bytes": list(text.encode())}
+    part = "\ufffd" in text  # of a character: its bytes are not those of this text
+    return {"token": text, "logprob": _finite(logprob), "bytes": None if part else list(text.encode())}
 
 
 def _columns(given: Sequence[Logprobs], spell: Spell) -> Mapping[str, Any]:

@@ -14,7 +14,7 @@ import lengthwise
 from .answering import Answering, unless_gone
 from .answers import ChatShape, CompletionShape, Shape, speller
 from .body_limit import BodyLimit
-from .calls import REQUEST_ID, calls, request_key
+from .calls import REQUEST_ID, calls, check_num, request_key
 from .errors import ERRORS, Refused, install
 from .models import Models
 from .prompts import Prompt, Prompts
@@ -46,6 +46,8 @@ def make_app(service: Service, settings: Settings, about: Mapping[str, Any] | No
     @app.post("/v1/completions")
     async def completions(body: CompletionBody, request: Request) -> Response:
         models.check(body.model)
+        check_num(body.num_prompts * body.n, settings)
+        service.check_room()  # before anything is tokenized for nobody
         given = await prompts.completion(body.prompt)
         echo = [prompt.text or "" for prompt in given for _ in range(body.n)] if body.echo else None
         shape = CompletionShape(spell, body.logprobs is not None, echo, body.return_token_ids)
@@ -54,6 +56,8 @@ def make_app(service: Service, settings: Settings, about: Mapping[str, Any] | No
     @app.post("/v1/chat/completions")
     async def chat_completions(body: ChatBody, request: Request) -> Response:
         models.check(body.model)
+        check_num(body.n, settings)
+        service.check_room()
         given = await prompts.chat(body.messages)
         return await answer(request, body, [given], ChatShape(spell, body.logprobs, body.return_token_ids))
 

@@ -33,6 +33,12 @@ class Call:
     fields: Mapping[str, Any]
 
 
+def check_num(num: int, settings: Settings) -> None:
+    """Raises Refused for more answers than one call may ask for. To be called before anything is made of the prompts."""
+    if num > settings.max_n:
+        raise Refused(f"{num} answers are asked for in one call, the most is {settings.max_n}", param="n")
+
+
 def request_key(headers: Mapping[str, str]) -> str:
     """The client's own id of a request, or a new one. Raises Refused for one that no log line should hold."""
     key = headers.get(REQUEST_ID)
@@ -50,8 +56,6 @@ def calls(
 
     Raises Refused for whatever is over a limit, naming what was given and what is allowed."""
     num = len(prompts) * body.n
-    if num > settings.max_n:
-        raise Refused(f"{num} answers are asked for in one call, the most is {settings.max_n}", param="n")
     with refusing():
         params = [sampling(body, settings, i) for i in range(body.n)]
     fields = request_fields(body, headers)

@@ -1,6 +1,6 @@
 """Errors as OpenAI's clients read them: {"error": {message, type, param, code}}, whatever went wrong.
 
-Nothing that a client sent is repeated in one, so that no prompt finds its way into a log of errors.
+No text of a prompt is repeated in one, so that none finds its way into a log of errors.
 """
 
 from __future__ import annotations
@@ -111,6 +111,8 @@ def described(error: RequestValidationError) -> tuple[str | None, str]:
         return None, f"the body is no JSON: {faults[0].get('ctx', {}).get('error', 'cannot be read')}"
     places = [[part for part in fault["loc"] if part != "body"] for fault in faults]
     if not places[0]:
+        if faults[0]["type"] == "value_error":
+            return None, _plainly(faults[0]["msg"])
         return None, "the body must be a JSON object, sent as application/json"
     field = places[0][0]
     said = dict.fromkeys(_plainly(fault["msg"]) for fault, place in zip(faults, places, strict=True) if place[:1] == [field])

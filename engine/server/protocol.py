@@ -21,19 +21,25 @@ def _encodable(text: str) -> str:
 Text = Annotated[StrictStr, AfterValidator(_encodable)]
 Token = Annotated[int, Field(strict=True, ge=0, lt=2**31)]
 Name = Annotated[Text, Field(max_length=MAX_NAME)]
+# of a list the first fault is told: one for each of its elements would take a second and a gigabyte of a body of a megabyte
+Texts = Annotated[list[Text], Field(fail_fast=True)]
+Tokens = Annotated[list[Token], Field(fail_fast=True)]
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 Seconds = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
 NOT_SERVED: dict[str, tuple[Any, ...]] = {  # field: values that ask for nothing
     "best_of": (1,), "suffix": ("",), "logit_bias": ({},), "tools": ([],), "tool_choice": ("none", "auto"), "functions": ([],),
     "function_call": ("none", "auto"), "response_format": ({"type": "text"},), "modalities": (["text"],), "audio": (),
     "prediction": (), "use_beam_search": (False,), "prompt_logprobs": (), "structured_outputs": (), "guided_json": (),
-    "guided_regex": (), "guided_choice": (), "guided_grammar": (),
+    "guided_regex": (), "guided_choice": (), "guided_grammar": (), "allowed_token_ids": (), "bad_words": ([],),
+    "include_stop_str_in_output": (False,), "truncate_prompt_tokens": (), "skip_special_tokens": (True,),
+    "chat_template": (), "chat_template_kwargs": ({},), "continue_final_message": (False,), "add_generation_prompt": (True,),
+    "length_penalty": (1.0, 1),
 }  # fmt: skip
 
 
 class StreamOptions(BaseModel):
-    include_usage: StrictBool = False
-    continuous_usage_stats: StrictBool = False
+    include_usage: StrictBool | None = False
+    continuous_usage_stats: StrictBool | None = False
 
 
 class Objectives(BaseModel):
@@ -54,7 +60,7 @@ class Asked(BaseModel):
     n: StrictInt = Field(1, ge=1)
     stream: StrictBool = False
     stream_options: StreamOptions = StreamOptions()
-    stop: Text | list[Text] = []
+    stop: Text | Texts = []
     seed: StrictInt | None = None
     temperature: Number = 1.0
     top_p: Number = 1.0
@@ -65,7 +71,7 @@ class Asked(BaseModel):
     top_k: StrictInt = Field(0, ge=-1, description="0 or -1: off")
     min_p: Number = 0.0
     repetition_penalty: Number = 1.0
-    stop_token_ids: list[Token] = []
+    stop_token_ids: Tokens = []
     min_tokens: StrictInt = Field(0, ge=0)
     ignore_eos: StrictBool = False
     return_token_ids: StrictBool = False
@@ -75,7 +81,7 @@ class Asked(BaseModel):
     session: Name | None = None
     slo: Objectives | None = None
     timeout: Seconds | None = Field(None, description="s after which it is aborted")
-    predicted_len: Number | None = Field(None, ge=1, description="tokens; instead of the predictor's word")
+    predicted_len: Number | None = Field(None, ge=0, description="tokens; instead of the predictor's word")
     answer_len: StrictInt | None = Field(None, ge=1, description="tokens that the answer is to have; of a replaying server")
 
     @model_validator(mode="before")
@@ -95,13 +101,18 @@ class Asked(BaseModel):
 
     @property
     def continuous_usage(self) -> bool:
-        return self.continuous_usage_stats or self.stream_options.continuous_usage_stats
+        return self.continuous_usage_stats or bool(self.stream_options.continuous_usage_stats)
 
 
 class CompletionBody(Asked):
-    prompt: Text | list[Text] | list[Token] | list[list[Token]]
+    prompt: Text | Texts | Tokens | Annotated[list[Tokens], Field(fail_fast=True)]
     echo: StrictBool = False
     logprobs: StrictInt | None = Field(None, ge=0, le=20)
+
+    @property
+    def num_prompts(self) -> int:
+        one = isinstance(self.prompt, str) or (self.prompt and isinstance(self.prompt[0], int))
+        return 1 if one else len(self.prompt)
 
 
 class Part(BaseModel):
@@ -111,7 +122,7 @@ class Part(BaseModel):
 
 class Turn(BaseModel):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Text | list[Part]
+    content: Text | Annotated[list[Part], Field(fail_fast=True)]
     name: Name | None = None
 
     @property
@@ -120,7 +131,7 @@ class Turn(BaseModel):
 
 
 class ChatBody(Asked):
-    messages: list[Turn] = Field(min_length=1)
+    messages: list[Turn] = Field(min_length=1, fail_fast=True)
     max_completion_tokens: StrictInt | None = Field(None, ge=1, description="the newer name of max_tokens, and before it")
     logprobs: StrictBool = False
     top_logprobs: StrictInt | None = Field(None, ge=0, le=20)
@@ -131,10 +142,10 @@ class TokenizeBody(BaseModel):
 
     model: StrictStr | None = None
     prompt: Text | None = None
-    messages: list[Turn] | None = Field(None, min_length=1)
+    messages: Annotated[list[Turn], Field(min_length=1, fail_fast=True)] | None = None
     add_special_tokens: StrictBool = True
 
 
 class DetokenizeBody(BaseModel):
     model: StrictStr | None = None
-    tokens: list[Token]
+    tokens: Tokens

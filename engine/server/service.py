@@ -1,7 +1,8 @@
 """Service: one engine and its live requests, driven by a step loop in a thread of its own.
 
-The event loop hands requests to the inbox and reads streams; the step loop never waits for it. A step crosses over once, with
-all it made. Whatever goes wrong for one request ends that request; what goes wrong with the step loop ends all and is said.
+The event loop hands requests to the inbox and reads streams; the step loop never waits for it. A step crosses over once with
+all its tokens, and once for each request that it ends. Whatever goes wrong for one request ends that request; what goes wrong
+with the step loop ends all and is said.
 """
 
 from __future__ import annotations
@@ -190,11 +191,7 @@ class Service:
         Raises Down, Full, and ValueError, each before anything has changed, the last for what `Inbox.submit` refuses, a request
         that can never be served (with the numbers), a predicted_len that is no length, one that is missing where the policy
         needs it and nobody predicts, and an answer_len without replay."""
-        if (why := self._why_down()) is not None:
-            raise Down(why)
-        if (num_waiting := self.num_waiting) >= self.max_waiting:
-            self._tally.num_full += 1
-            raise Full(num_waiting, self.max_waiting, self._live.retry_after(num_waiting, self.now))
+        self.check_room()
         asks = self._predicting if predicted_len is None else None
         try:
             if answer_len is not None and not self._replay:
@@ -215,6 +212,14 @@ class Service:
         if asks is not None:
             asks.ask(request)
         return stream
+
+    def check_room(self) -> None:
+        """Raises Down or Full, as `submit` would now."""
+        if (why := self._why_down()) is not None:
+            raise Down(why)
+        if (num_waiting := self.num_waiting) >= self.max_waiting:
+            self._tally.num_full += 1
+            raise Full(num_waiting, self.max_waiting, self._live.retry_after(num_waiting, self.now))
 
     def abort(self, key: str) -> None:
         """End a request within a step, whatever it is at; nothing for keys of nobody."""

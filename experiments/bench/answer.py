@@ -55,14 +55,14 @@ class Answer:
         if (error := event.get("error")) is not None:
             raise StreamError(str(error.get("message", error) if isinstance(error, Mapping) else error)[:200])
         usage = event.get("usage") or {}
-        told = usage.get("completion_tokens")
+        told = _count(usage.get("completion_tokens"))
         for choice in event.get("choices") or ():
             self._choice(choice, told, now)
         if told is not None:
             self.count = told
-        if usage.get("prompt_tokens") is not None:
-            self.prompt_count = usage["prompt_tokens"]
-        if (found := (usage.get("prompt_tokens_details") or {}).get("cached_tokens")) is not None:
+        if (given := _count(usage.get("prompt_tokens"))) is not None:
+            self.prompt_count = given
+        if (found := _count((usage.get("prompt_tokens_details") or {}).get("cached_tokens"))) is not None:
             self.cached = found
 
     def _choice(self, choice: Mapping[str, Any], told: int | None, now: float) -> None:
@@ -133,3 +133,10 @@ class Answer:
         order = np.argsort(np.append(times, silent), kind="stable")
         sizes = np.append(sizes, np.ones(len(silent), np.int64))[order]
         return np.append(times, silent)[order], sizes, missing - len(silent)
+
+
+def _count(value: Any) -> int | None:
+    """Raises TypeError for what is no count."""
+    if value is not None and (not isinstance(value, int) or not 0 <= value < 2**31):
+        raise TypeError(f"a count of {value!r}"[:100])
+    return value

@@ -88,13 +88,13 @@ class Endpoint:
             kind = {"Content-Type": "application/json"}
             async with self._session.post(self._target + path, data=data, headers=kind) as got:
                 if got.status != 200:
-                    return _refusal(got.status, await got.text())
+                    return _refusal(got.status, await got.text(errors="replace"))
                 if got.content_type != "text/event-stream":
                     return f"failed: {got.content_type} instead of a stream of events", False
                 begun = True
                 return await self._read(got.content, answer), False
-        except aiohttp.ServerTimeoutError as error:
-            return (f"timeout: no byte for {self._tries.stall:g} s", False) if begun else (f"failed: {_words(error)}", True)
+        except aiohttp.SocketTimeoutError:
+            return f"timeout: no byte for {self._tries.stall:g} s", False
         except (aiohttp.ClientError, ConnectionError) as error:
             if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
                 raise OSError(error.errno, "no more connections than open files: raise `ulimit -n`") from error

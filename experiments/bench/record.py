@@ -57,7 +57,7 @@ class Seen(Recorder):
         for name, value in values.items():
             self._columns[name][request.rid] = value
         self.num_answered += 1
-        self.num_counted_by_usage += answer.count is not None
+        self.num_counted_by_usage += answer.num_tokens > 0 and answer.count is not None
         self.num_miscounted += answer.miscount != 0
         self._count(times, sizes)
         self._rids.extend([request.rid] * len(times))

@@ -44,6 +44,7 @@ class Sender:
                 if wake is not None:
                     wake.cancel()
         except CapReached as stop:
+            self._gone.clear()
             for request, answer, task in list(self._live.values()):
                 task.cancel()
                 self._told(request, answer, "unfinished", stop.now)
@@ -64,7 +65,8 @@ class Sender:
                 self._live[request.rid] = request, answer, asyncio.create_task(self._one(request, answer))
             elif kind == EventKind.TIMEOUT:
                 self._gone.add(request.rid)
-                self._live[request.rid][2].cancel()
+                cancel = self._live[request.rid][2].cancel  # soon: a task that has not begun could not say how it ended
+                asyncio.get_running_loop().call_soon(cancel)
         return self._source.peek()
 
     async def _one(self, request: Request, answer: Answer) -> None:
@@ -82,6 +84,9 @@ class Sender:
         now = self._clock()
         del self._live[request.rid]
         self._gone.discard(request.rid)
-        self._told(request, answer, reason, now)
-        self._source.on_finish(request, now)
+        try:
+            self._told(request, answer, reason, now)
+            self._source.on_finish(request, now)
+        except Exception as error:  # it cannot be kept: the run ends by it
+            self._broken = error
         self._changed.set()

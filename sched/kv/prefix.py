@@ -50,7 +50,8 @@ class Prefix(Paged):
     once the first has computed it (parallel sampling in vLLM, SOSP 2023). The copy lies in the blocks that the piece would
     be computed in without the option, so that nobody needs more room; and what it is made from is not held: evicted by the
     same plan, it is read before anybody writes there (Plan.moves). Once the token is booked the copy goes back, as whatever
-    two have computed, or is indexed, if what it was made from is gone.
+    two have computed, or is indexed, if what it was made from is gone. Who is swapped in while it decodes computes nothing and
+    keeps its copy.
     """
 
     def __init__(self, num_tokens: int, block_size: int = 16, watermark: float = 0.01, copy_on_write: bool = False) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import numpy as np
 import pandas as pd
@@ -12,9 +13,12 @@ from client_laws import laws, rows
 from fake_server import serving, words
 
 import lengthwise
+from lengthwise.experiments.bench.sender import Sender
 from lengthwise.experiments.latencies import samples
 from lengthwise.experiments.remote_stage import RemoteStage
 from lengthwise.experiments.run import Run
+from lengthwise.sched import Event, EventKind, Request
+from lengthwise.sched.rehearsal import Script
 
 N = 12
 
@@ -407,3 +411,43 @@ def test_waiting_is_unknown_only_where_the_server_does_not_tell():
     assert len(samples(frame.assign(first_token=np.nan), 3.0)["wait"].values) == 0
     told = samples(frame.assign(first_scheduled=[0.5, np.nan]), 3.0)["wait"]
     assert told.values.tolist() == [0.5, 2.0] and told.open.tolist() == [False, True]
+
+
+def test_a_timeout_that_is_due_with_its_arrival_is_told_once():
+    with serving() as server:
+        run = bench(server, rows(3, columns={"timeout": np.array([0.0, 30.0, 30.0])}), rate=50.0)
+    assert run.requests.sort_values("row")["status"].tolist() == ["timeout", "finished", "finished"]
+
+
+def test_counts_that_are_none_fail_their_request_alone():
+    async def odd(stream, body):
+        await stream.send(" w", finish="length")
+        await stream.usage("12" if stream.number == 1 else 1)
+        await stream.done()
+
+    with serving(odd) as server:
+        run = bench(server, rows(3, output_len=[1, 1, 1]), rate=20.0)
+    assert run.requests["status"].tolist() == ["finished", "failed", "finished"]
+
+
+def test_a_refusal_in_no_known_encoding_fails_its_request_alone():
+    async def latin(stream, body):
+        if stream.number:
+            return await words(stream, body)
+        stream.response = web.Response(status=400, body=b"caf\xe9", content_type="text/html")
+
+    with serving(latin) as server:
+        run = bench(server, rows(2), rate=20.0)
+    assert run.requests["status"].tolist() == ["rejected", "finished"]
+
+
+def test_what_cannot_be_kept_ends_the_run():
+    def full(*_):
+        raise OSError("no space left")
+
+    async def ask(request, answer):
+        return "stop"
+
+    source = Script([Event(0.0, EventKind.ARRIVAL, Request(0, 0.0, 1))])
+    with pytest.raises(OSError, match="no space left"):
+        asyncio.run(asyncio.wait_for(Sender(ask, full, time.monotonic).run(source), 20))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from harness import POLICIES, Ask, Case, play
@@ -10,6 +11,7 @@ from shadow import Shadow, shadow
 
 from lengthwise.sched import Copy, Plan, Request, Swap
 from lengthwise.sched.kv import Prefix
+from lengthwise.sched.ledger import Ledger
 from lengthwise.sched.plan import DEVICE
 from lengthwise.sched.policies import Priority
 
@@ -140,6 +142,24 @@ def test_who_is_let_in_and_displaced_by_one_plan_is_not_swapped_out(monkeypatch)
     assert result.requests[1]._num_preemptions == 1 and result.scheduler.num_swaps == 0
     assert result.requests[1]._first_scheduled == result.requests[2]._first_scheduled
     assert all(reason == "stop" for _, reason, _ in result.log.ended_at.values())
+
+
+def test_a_copy_that_nobody_has_told_is_not_indexed():
+    """Swapped in whole, its second piece to be copied from where it was evicted, and displaced by the same plan: the blocks
+    hold nothing yet that others might find."""
+    req, kv = Request(0, 0.0, 64, block_hashes=[1, 2]), Prefix(5 * 16, 16, 0.0, copy_on_write=True)
+    kv.use_hashes(32)
+    kv.keep_tables()
+    kv.allocate(req, 64)
+    kv.enter(req, 64)
+    kv.release(req, 64)
+    kv.allocate(other := Request(1, 0.0, 16), 16)
+    assert kv.allocate(req, 64) == 63 and req in kv.copies
+    ledger = SimpleNamespace(kv=kv, capacity=lambda _: 64)
+    req._computed = 64
+    Ledger._release(ledger, req)
+    assert kv.lookup(req) == 32 and not kv.copies  # the first piece alone: the second was evicted for its copy
+    kv.check([(other, 16)])
 
 
 def test_moves_are_made_in_an_order_that_is_right_for_all():

@@ -165,7 +165,7 @@ def test_what_is_asked_beside_openais_fields_reaches_the_engine():
     assert service.asked[2][4]["client"] == "c"
 
 
-@pytest.mark.parametrize(("reason", "said"), [("stop", "stop"), ("aborted", "abort"), ("timeout", "abort")])
+@pytest.mark.parametrize(("reason", "said"), [("stop", "stop"), ("aborted", "abort"), ("timeout", "timeout")])
 def test_how_an_answer_ends(reason, said):
     out = ask(CHAT, HELLO, Fake(ending=reason)).json()
     assert out["choices"][0]["finish_reason"] == said and len(out["choices"][0]["message"]["content"]) == 2

@@ -8,8 +8,11 @@ import time
 import httpx
 import pytest
 from fake_service import OPEN, Fake
+from pydantic import ValidationError
 
 from lengthwise.engine.server.app import make_app
+from lengthwise.engine.server.prompts import Prompts
+from lengthwise.engine.server.protocol import CompletionBody
 from lengthwise.engine.server.settings import Settings
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
@@ -286,3 +289,29 @@ def test_settings_that_are_none_are_named(name, value):
     with pytest.raises(ValueError, match=rf"server\.{name}"):
         Settings(**{name: value})
     assert "s3cret" not in repr(LOCKED)
+
+
+@pytest.mark.parametrize(
+    "body", [{"prompt": "a", "n": 10**9, "echo": True}, {"prompt": ["a"] * 10_000}, {"prompt": [[1]] * 10_000}]
+)
+def test_v5_too_many_answers_are_refused_before_anything_is_made_of_them(body, monkeypatch):
+    monkeypatch.setattr(Prompts, "completion", None)
+    assert error(post("/v1/completions", json=body), 400)["param"] == "n"
+
+
+@pytest.mark.parametrize("prompt", [[0.5] * 20_000, [{}] * 20_000, [[0.5]] * 20_000])
+def test_v5_of_a_list_one_fault_is_told(prompt):
+    with pytest.raises(ValidationError) as raised:
+        CompletionBody(prompt=prompt)
+    assert raised.value.error_count() <= 8
+
+
+def test_what_is_not_served_is_named():
+    assert "best_of is not served" in error(post(CHAT, json={"messages": TURNS, "best_of": 2}), 400)["message"]
+
+
+def test_v3_a_full_queue_is_told_before_the_prompt_is_read(monkeypatch):
+    monkeypatch.setattr(Prompts, "chat", None)
+    service = Fake()
+    service.full = 0
+    assert error(post(CHAT, service, json={"messages": TURNS}), 429)
