@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.resources
 import inspect
 import json
-import logging
 import shutil
 import subprocess
 import sys
@@ -50,15 +49,6 @@ EVERY = sorted(node.name[:-5] for node in (importlib.resources.files("lengthwise
 NODES = [name for name in EVERY if name not in OTHER]
 SCHEDULES = (("fcfs", "none"), ("srpt", "gbdt"), ("srpt", "oracle"))
 NAN = float("nan")
-
-
-@pytest.fixture(autouse=True)
-def logging_as_it_was():
-    """Hydra puts a handler on this test's standard output, which is gone when the next test logs."""
-    handlers, level = logging.root.handlers[:], logging.root.level
-    yield
-    logging.root.handlers[:] = handlers
-    logging.root.setLevel(level)
 
 
 @pytest.fixture(scope="module")
