@@ -8,6 +8,7 @@ with the step loop ends all and is said.
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import math
 import threading
@@ -136,6 +137,7 @@ class Service:
         if self._loop is not None:
             raise ValueError("a service starts once")
         self._loop = loop
+        gc.freeze()  # to look for garbage among all that a model has loaded would hold every stream for 0.2 s
         self._clock.restart()
         if self._predicting is not None:
             self._predicting.thread.start()
@@ -158,6 +160,7 @@ class Service:
         self._inbox.close()
         if self._loop is None:
             return
+        gc.unfreeze()
         if self._predicting is not None:
             self._predicting.close()
         if not await _comes(self._stopped, PATIENCE):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import threading
 
@@ -563,6 +564,13 @@ def test_a_soak_of_300_requests(kind):
     done = run(main, engine, max_num_seqs=16, check=False, **kinds()[kind])
     assert len(done) == 300 and set(done) == {"length", "aborted", "timeout"}
     assert done.count("length") > 100 and done.count("aborted") > 5
+
+
+def test_garbage_is_not_looked_for_in_what_was_loaded_while_somebody_may_wait():
+    async def main(service):
+        return gc.get_freeze_count()
+
+    assert run(main) > 1000 and gc.get_freeze_count() == 0
 
 
 def test_the_same_engine_is_served_again():
