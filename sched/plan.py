@@ -103,7 +103,8 @@ class Plan:
 
 @dataclass(slots=True)
 class Outcome:
-    """What came of a Plan: `num_steps` >= 1 steps, `ends` their end times (s), `finished` all at `ends[-1]`.
+    """What came of a Plan: `num_steps` >= 1 steps, `ends` their end times (s), `finished` all at `ends[-1]`: those of chunks,
+    then decoding ones as they joined, for an index of prefixes remembers who let go of one last.
 
     advance: tokens emitted per decoding row, a uniform int or one value per row where rows differ (speculation).
     """

@@ -163,6 +163,7 @@ class NativeExecutor:
         self, num_decode: int, emitting: list[Generation], sampled: Sampled, finished: list[Finished], failures: list[Failure]
     ) -> None:
         tokens = sampled.token_ids
+        rows: dict[Request, Finished] = {}
         if num_decode:
             self._rows.advance(tokens[:num_decode])
         for i, (generation, token) in enumerate(zip(emitting, tokens, strict=True)):
@@ -174,9 +175,14 @@ class NativeExecutor:
                 generation.logprobs.append(entry)
             reason = generation.take(token)
             if reason is not None:
-                finished.append(Finished(request, generation.num_output, reason))
+                end = Finished(request, generation.num_output, reason)
                 if i < num_decode:
-                    self._rows.leave(request)
+                    rows[request] = end
+                else:
+                    finished.append(end)
+        for request in self._rows.by_joining(rows):
+            finished.append(rows[request])
+            self._rows.leave(request)
 
     def forget(self, request: Request) -> Generation | None:
         """Drop what is kept of a request that has ended; returns it. None if it never started."""

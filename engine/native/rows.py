@@ -6,7 +6,7 @@ Shapes: D decoding rows, B block-table width.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import torch
@@ -56,6 +56,10 @@ class Rows:
         self._num_blocks[row] = num
         for g, tables in enumerate(self._tables):
             self._blocks[row, g, :num] = tables.of(request)
+
+    def by_joining(self, requests: Collection[Request]) -> list[Request]:
+        """Those of the rows that are among `requests`, in the order in which they joined."""
+        return [request for request in self._row if request in requests] if requests else []
 
     def leave(self, request: Request) -> None:
         """The last row takes its place."""

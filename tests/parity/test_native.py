@@ -35,7 +35,6 @@ def test_runs_with_shared_prefixes_and_swaps(case, attention):
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(strict=False, reason="a run with copy_on_write, blocks of one token and recompute: open")
 @given(runs, BACKENDS, st.sampled_from(tuple(FAMILIES)))
 @MANY
 def test_any_run_of_any_architecture(case, attention, family):
