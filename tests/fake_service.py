@@ -12,6 +12,7 @@ import prometheus_client
 from lengthwise.engine.native.logprobs import Logprobs
 from lengthwise.engine.native.model import ServedModel
 from lengthwise.engine.native.tiny import tiny_model
+from lengthwise.engine.server.answers import joined
 from lengthwise.engine.server.health import Down, Full, Health
 from lengthwise.engine.server.settings import Settings
 from lengthwise.engine.server.streams import Delta
@@ -50,10 +51,7 @@ class FakeStream:
         deltas = [await self._queue.get()]
         while not self._queue.empty():
             deltas.append(self._queue.get_nowait())
-        return Delta(
-            [token for d in deltas for token in d.token_ids], "".join(d.text for d in deltas),
-            [each for d in deltas for each in d.logprobs], deltas[-1].reason, deltas[0].time,
-        )  # fmt: skip
+        return joined(deltas)
 
 
 class Fake:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -14,6 +14,7 @@ from harness import BATCHING, COSTS, POLICIES, Case, Result, copy_seconds, play,
 from lengthwise.engine.native.engine import NativeEngine
 from lengthwise.engine.native.executor import NativeExecutor
 from lengthwise.engine.native.model import ServedModel
+from lengthwise.engine.native.sampling import Sampled, Sampler
 from lengthwise.engine.native.tiny import tiny, tiny_model
 from lengthwise.engine.simulated import SimulatedClock
 from lengthwise.sched import Phase, Plan, Policy, Preemption, Request, Scheduler, serve
@@ -35,6 +36,21 @@ class Answers(Log):
         if generation is not None:
             assert generation.num_output == num_tokens - reason.startswith("failed")  # the token that failed is booked
             self.tokens[request.rid] = generation.tokens
+
+
+class Spoiling(Sampler):
+    """Spoils the logits of each row of which `when` says so, so that it fails."""
+
+    def __init__(self, vocab_size: int, when: Callable[[Any], bool], eos_ids: Collection[int] = ()) -> None:
+        super().__init__(vocab_size, eos_ids)
+        self.when = when
+
+    def sample(self, logits: torch.Tensor, rows: Sequence[Any], best: Any = None) -> Sampled:
+        logits = logits.clone()
+        for i, row in enumerate(rows):
+            if self.when(row):
+                logits[i] = float("nan")
+        return super().sample(logits, rows)
 
 
 @lru_cache(maxsize=32)
@@ -117,7 +133,7 @@ def both(case: Case, family: str = "llama", *, policy: Callable[[], Policy] | No
     simulated = play(case, fast_forward=False, policy=policy and policy()).log
     assert real.log.steps == simulated.steps
     assert real.log.moves == simulated.moves
-    assert real.log.ended_at == simulated.ended_at
+    assert real.log.ended_at == simulated.ended_at and [*real.log.ended_at] == [*simulated.ended_at]
     assert_greedy(family, real.log)
     return real
 

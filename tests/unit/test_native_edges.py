@@ -10,12 +10,11 @@ import torch
 from harness import TICK, Ask, Case
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from native import assert_greedy, both, only_prompts, play_native, served
+from native import Spoiling, assert_greedy, both, only_prompts, play_native, served
 from strategies import cases, crowded, reusing
 from windowed import Windowed
 
 from lengthwise.engine.native.graphs import DecodeGraphs
-from lengthwise.engine.native.sampling import Sampler
 from lengthwise.sched import EventKind, Scheduler
 from lengthwise.sched.kv import Prefix
 from lengthwise.sched.rehearsal import Log
@@ -31,15 +30,12 @@ def failing(case: Case, when: Callable[[int], int | None], prepare=lambda execut
     that went wrong. Whoever reads any of that fails too."""
     model, expected = served(), set()
 
-    class Spoiling(Sampler):
-        def sample(self, logits, rows, best=None):
-            logits = logits.clone()
-            for i, row in enumerate(rows):
-                if when(row.request.rid) == row.num_output:
-                    logits[i] = float("nan")
-                    expected.add(row.request.rid)
-                    spoil(row.request)
-            return super().sample(logits, rows)
+    def fails(row):
+        if when(row.request.rid) != row.num_output:
+            return False
+        expected.add(row.request.rid)
+        spoil(row.request)
+        return True
 
     seen = {}
 
@@ -54,7 +50,7 @@ def failing(case: Case, when: Callable[[int], int | None], prepare=lambda execut
     def spoiling(executor, kv):
         prepare(executor, kv)
         seen.update(kv=kv, pools=executor._store._pools)
-        executor._sampler = Spoiling(model.vocab_size, model.eos_ids)
+        executor._sampler = Spoiling(model.vocab_size, fails, model.eos_ids)
 
     result = play_native(case, model, prepare=spoiling, **options)
     failed = {rid for rid, (_, reason, _) in result.log.ended_at.items() if reason.startswith("failed")}

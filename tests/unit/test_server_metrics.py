@@ -9,11 +9,12 @@ import re
 import numpy as np
 import pytest
 import torch
+from native import Spoiling
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from serving import Gate, read, run, until
 
-from lengthwise.engine.native.sampling import Sampler, SamplingParams
+from lengthwise.engine.native.sampling import SamplingParams
 from lengthwise.engine.server.health import Full
 from lengthwise.engine.server.tally import Histogram
 from lengthwise.sched import LengthDistribution, pause, recompute, swap
@@ -76,15 +77,7 @@ def test_a_scripted_run_is_counted_as_it_was():
     """Three that finish, one refused, one too many, one aborted, one timed out, one that fails."""
 
     async def main(service):
-        class Spoiling(Sampler):
-            def sample(self, logits, rows, best=None):
-                logits = logits.clone()
-                for i, row in enumerate(rows):
-                    if row.request.prompt_len == 7 and row.num_output == 3:
-                        logits[i] = float("nan")
-                return super().sample(logits, rows)
-
-        service._executor._sampler = Spoiling(128)
+        service._executor._sampler = Spoiling(128, lambda row: row.request.prompt_len == 7 and row.num_output == 3)
         gate, prompt = Gate(service), list(range(40))
         a = await read(await service.submit("a", prompt, 10, predicted_len=5, answer_len=10))
         b = await read(await service.submit("b", prompt, 6, predicted_len=12))
@@ -151,15 +144,10 @@ def test_gaps_and_first_tokens_add_up_whatever_happens_between(batching, preempt
     rng = np.random.default_rng(3)
 
     async def main(service):
-        class Spoiling(Sampler):
-            def sample(self, logits, rows, best=None):
-                logits = logits.clone()
-                for i, row in enumerate(rows):
-                    if row.request.rid % 11 == 5 and row.num_output == row.request.rid % 4:
-                        logits[i] = float("nan")
-                return super().sample(logits, rows)
+        def fails(row):
+            return row.request.rid % 11 == 5 and row.num_output == row.request.rid % 4
 
-        service._executor._sampler = Spoiling(128)
+        service._executor._sampler = Spoiling(128, fails)
         times: dict[int, list[float]] = {}
         outbox = service._outbox
         send, end = outbox._send, outbox._end

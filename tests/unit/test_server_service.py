@@ -10,11 +10,11 @@ import threading
 import numpy as np
 import pytest
 import torch
-from native import served
+from native import Spoiling, served
 from serving import Gate, plain_engine, read, run, until, writer
 
 from lengthwise.engine.native.generate import generate
-from lengthwise.engine.native.sampling import Sampler, SamplingParams
+from lengthwise.engine.native.sampling import SamplingParams
 from lengthwise.engine.server.health import Down, Full
 from lengthwise.engine.server.service import Service
 from lengthwise.sched import Phase, recompute, swap
@@ -339,15 +339,7 @@ def test_a_text_that_is_cut_by_an_abort_has_all_that_came():
 
 def test_a_request_without_finite_logits_fails_alone():  # V7
     async def main(service):
-        class Spoiling(Sampler):
-            def sample(self, logits, rows, best=None):
-                logits = logits.clone()
-                for i, row in enumerate(rows):
-                    if row.request.prompt_len == 2 and row.num_output == 7:
-                        logits[i] = float("nan")
-                return super().sample(logits, rows)
-
-        service._executor._sampler = Spoiling(128)
+        service._executor._sampler = Spoiling(128, lambda row: row.request.prompt_len == 2 and row.num_output == 7)
         kept, bad = await service.submit("kept", PROMPT, 60), await service.submit("bad", [3, 3], 60)
         answers = await asyncio.gather(read(kept), read(bad))
         assert service.health().ok and (await read(await service.submit("bad", PROMPT, 60))).token_ids == tokens

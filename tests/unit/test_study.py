@@ -4,7 +4,6 @@ import ast
 import errno
 import itertools
 import json
-import logging
 import os
 import sys
 from pathlib import Path
@@ -52,14 +51,11 @@ def run(tmp_path, monkeypatch, capsys):
 
     def call(*args):
         monkeypatch.setattr(sys, "argv", ["lengthwise", *args, f"out={tmp_path / 'runs'}"])
-        handlers = list(logging.root.handlers)
         try:
             app.main()
             code = 0
         except SystemExit as end:
             code = end.code or 0
-        finally:
-            logging.root.handlers[:] = handlers  # Hydra's own write to a stream that the next test closes
         err = capsys.readouterr().err
         return code, f"{code}\n{err}"
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import logging
 import os
 import socket
 import subprocess
@@ -36,14 +35,11 @@ def run(tmp_path, monkeypatch, capsys):
 
     def call(*args):
         monkeypatch.setattr(sys, "argv", ["lengthwise", *args, f"out={tmp_path / 'runs'}"])
-        handlers = list(logging.root.handlers)
         try:
             app.main()
             code = 0
         except SystemExit as end:
             code = end.code or 0
-        finally:
-            logging.root.handlers[:] = handlers  # Hydra's own write to a stream that the next test closes
         out, err = capsys.readouterr()
         return code, f"{code}\n{out}\n{err}"
 
