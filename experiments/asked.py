@@ -17,7 +17,7 @@ from lengthwise.predictors.predictions import Predictions
 
 from .dataset import Dataset, Workload
 from .draw import draw, stream
-from .nodes import Config, is_learned, make, predictor_target
+from .nodes import Config, is_learned, is_prepared, make, predictor_target
 from .provenance import name
 from .sessions import SessionSource
 from .source import WorkloadSource
@@ -65,7 +65,7 @@ def asked(cfg: Config, dataset: Dataset, prepared: Prepared) -> Asked:
     rate = cfg["rate"]
     load = cfg["load"] if rate is None else None  # a stated rate goes before the load
     if load is not None:
-        rate = load * prepared.saturation_rate(cfg)
+        rate = load * saturation_rate(cfg, prepared)
     n, over = cfg["num_requests"], dict(cfg.get("window") or {})
     go_on, cap = over.pop("go_on", 0.0), over.pop("cap", None)
     extra = int(go_on * n) if load is not None and load < 1 else 0
@@ -79,6 +79,12 @@ def asked(cfg: Config, dataset: Dataset, prepared: Prepared) -> Asked:
     if cap is not None:
         counted = _capped(counted, cap, workload)
     return Asked(dataset, workload, predict(cfg, workload, prepared), n, load, rate, counted, cap)
+
+
+def saturation_rate(cfg: Config, prepared: Prepared) -> float:
+    """Requests/s that `load` is a share of: as stated, else as measured."""
+    stated: float | None = cfg.get("saturation")
+    return prepared.saturation_rate(cfg) if stated is None else stated
 
 
 def _capped(counted: Window, cap: float, workload: Workload) -> Window:
@@ -132,6 +138,8 @@ def predict(cfg: Config, workload: Workload, prepared: Prepared) -> Predicted:
     if not is_learned(cfg):
         columns = make(cfg["predictor"]).from_truth(workload.output_len, stream(cfg["seed"], "predictor"))
         return Predicted(columns, info={"oracle": True})
+    if not is_prepared(cfg):
+        return Predicted(info={"made": "in the server"})
     made = prepared.predictions(cfg)
     if made is None:
         raise ValueError(f"predictor {name(cfg, 'predictor')} has no prepared predictions")

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from . import stability
+from .asked import saturation_rate
 from .bisection import Bracket, bisect, check_tolerance, num_probes, rounded
 from .cellhash import digest, fields, identity
 from .criterion import Criterion
@@ -156,7 +157,7 @@ def _bounds(plan: Mapping[str, Any], cell: Cfg, prepared: Prepared, say: Say) ->
     """lo and hi in requests/s, and the saturation rate where they came from it."""
     lo, hi, saturation = plan["lo"], plan["hi"], None
     if lo is None or hi is None:
-        saturation = prepared.saturation_rate(cell)
+        saturation = saturation_rate(cell, prepared)
         say(f"saturation rate: {saturation:.4g} requests/s")
         lo = plan["lo_load"] * saturation if lo is None else lo
         hi = plan["hi_load"] * saturation if hi is None else hi

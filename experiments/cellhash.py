@@ -20,7 +20,7 @@ import lengthwise
 
 VOLATILE = (  # where results go, how they are shown and what they are wanted for, not what they are
     "out", "name", "check", "exclude", "figure", "wandb", "study", "tune",
-    "target",  # stands in the executor's node
+    "target", "artefact",  # stand in the nodes that read them
 )  # fmt: skip
 PACKAGE = Path(lengthwise.__file__).parent
 LEARNING = (
@@ -34,13 +34,15 @@ READERS = frozenset(  # modules of experiments/ that start cells or read their r
         "composer",
         "contract", "criterion", "data", "fetching", "hints", "job", "launch", "load_runs", "manifest", "paths", "prepare",
         "probes", "profile", "profile_app", "profile_fit", "progress", "ranges", "report",
-        "serve_app", "simulate", "size", "stability", "stored", "study", "sweep", "table",
+        "serve_app", "serve_cell", "simulate", "size", "stability", "stored", "study", "sweep", "table",
         "token_cost", "trace_summary", "tracking", "train", "train_report", "tune", "tune_report", "validate",
         "validate_app", "validate_engine",
         "wandb_check", "wandb_log", "wandb_predictors", "wandb_session",
     )
 )  # fmt: skip
-OUTSIDE = ("experiments/figures/", "engine/server/")
+SERVER = "engine/server"
+OUTSIDE = ("experiments/figures/", f"{SERVER}/")
+SERVED = "lengthwise.experiments.served_stage.ServedStage"  # what its cells measure goes through the server
 
 
 def digest(value: Any) -> str:
@@ -66,6 +68,7 @@ def identity(cfg: Mapping[str, Any]) -> dict[str, Any]:
         "code": code(("sched", "engine", "predictors", "experiments")),
         "plugins": plugins(config),
         "files": files(config),
+        **({"server": code((SERVER,))} if config["executor"].get("_target_") == SERVED else {}),
     }
 
 
@@ -102,7 +105,7 @@ def code(parts: tuple[str, ...]) -> str:
         path = PACKAGE / part
         for file in sorted(path.rglob("*.py")) if path.is_dir() else [path] if path.is_file() else []:
             name = str(file.relative_to(PACKAGE))
-            if name not in READERS and not name.startswith(OUTSIDE):
+            if name not in READERS and (part == SERVER or not name.startswith(OUTSIDE)):
                 total.update(name.encode() + b"\0" + file.read_bytes())
     return total.hexdigest()[:16]
 

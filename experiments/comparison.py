@@ -19,7 +19,7 @@ from .load_runs import OK, Cell, load_runs, marks, num_requests, read_requests, 
 from .statistics import gap_closed, quantile
 from .statistics import paired as paired_over_seeds
 
-SETTING = ("setting", "workload", "arrivals", "population", "reshape", "limits", "hardware", "system", "slo")
+SETTING = ("setting", "workload", "arrivals", "population", "reshape", "limits", "hardware", "system", "slo", "executor")
 SCHEDULE = ("policy", "predictor")
 VARIANT = ("batching", "kv", "preemption")  # part of a schedule's name where they tell two apart
 SERIES = ("e2e", "ttft", "tpot", "normalised_latency")
@@ -251,7 +251,8 @@ def _setting_names(settings: Sequence[Key]) -> dict[Key, str]:
     at = SETTING.index("setting")
     if len({key[at] for key in keys} - {None}) == len(keys):
         telling = [at]  # a named setting says it all
-    names = [", ".join(str(key[i]) for i in telling if key[i] is not None) for key in keys]
+    simulated = {SETTING.index("executor"): "simulated"}  # a cell of no engine does not say so
+    names = [", ".join(str(word) for i in telling if (word := key[i] or simulated.get(i)) is not None) for key in keys]
     return {key: f"({chr(97 + k % 26)}) {name}" for k, (key, name) in enumerate(zip(keys, names, strict=True))}
 
 

@@ -30,7 +30,7 @@ def plain(config: DictConfig, choices: Mapping[str, Any]) -> Cfg:
 
 
 def _dressed(cfg: dict[Any, Any], choices: Mapping[str, Any]) -> Cfg:
-    for key in ("load", "rate"):  # one number, one hash: load=1 is load=1.0
+    for key in ("load", "rate", "saturation"):  # one number, one hash: load=1 is load=1.0
         if isinstance(cfg.get(key), int) and not isinstance(cfg[key], bool):
             cfg[key] = float(cfg[key])
     cfg.setdefault("predictor", None)  # predictor=none is an empty node

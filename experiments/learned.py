@@ -93,11 +93,17 @@ def _refuse_foreign(predictor: LengthPredictor, dataset: Dataset) -> None:
     """Refuse a fitted predictor that counts lengths otherwise than the workload, or has learned from its prompts."""
     if predictor.training_median is not None or predictor.unit is not None:  # else a stated length: nothing was learned
         predictor.check_unit(dataset.unit)
+    refuse_seen(predictor, dataset)
+
+
+def refuse_seen(predictor: LengthPredictor, dataset: Dataset) -> None:
+    """Raises ValueError where a fitted predictor has learned from prompts of the workload."""
     seen = predictor.has_seen(dataset.prompts) if dataset.prompts is not None else np.zeros(len(dataset), dtype=bool)
     if seen.any():
         raise ValueError(
             f"the artefact has learned from {seen.sum()} of the {len(dataset)} prompts of {dataset.name}, so its predictions "
-            f"would not be out of sample; give the predictor itself (predictor={predictor.name}), which is trained out of fold"
+            f"would not be out of sample; give the predictor itself (predictor={predictor.name}), trained out of fold, or "
+            "only what it has not seen (reshape=unseen reshape.artefact=PATH)"
         )
 
 

@@ -29,7 +29,7 @@ NEEDED = (  # columns that latencies and the window are made of
     "arrival", "first_scheduled", "first_token", "finish", "ended", "prompt_len", "output_len", "max_new_tokens", "status",
 )  # fmt: skip
 FIELDS = ("system", "policy", "predictor", "workload", "arrivals", "limits", "load", "rate", "seed")
-TELLING = ("population", "reshape", "slo", "batching", "kv", "preemption")  # repeated for each request only where they differ
+TELLING = ("population", "reshape", "slo", "batching", "kv", "preemption", "executor")  # kept a request where they differ
 OK = "ok"
 
 

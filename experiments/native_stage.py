@@ -73,7 +73,7 @@ class NativeStage:
             raise ValueError(
                 "executor.lengths=free: the model decides how long answers are, which no oracle can know beforehand"
             )
-        if cfg["rate"] is None and cfg["load"] is not None and self.times == "measured" and not _is_profile(cfg):
+        if cfg["rate"] is None and cfg["load"] is not None and self.times == "measured" and not is_profile(cfg):
             raise ValueError(
                 f"load={cfg['load']:g} on a real engine is a share of a rate that nobody has measured: give rate= (requests/s) "
                 "or the engine's profile (hardware=profiled hardware.path=PATH, written by `lengthwise profile`)"
@@ -220,7 +220,8 @@ def why_another(hardware: Hardware, engine: Any) -> str | None:
     return f"{hardware.name} was profiled with {'; '.join(other)}" if other else None
 
 
-def _is_profile(cfg: Config) -> bool:
+def is_profile(cfg: Config) -> bool:
+    """Whether the hardware is what `lengthwise profile` has measured somewhere."""
     return cfg.get("hardware") is not None and isinstance(load_hardware(cfg).provenance.get("profile"), Mapping)
 
 

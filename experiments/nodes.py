@@ -162,3 +162,8 @@ def predictor_target(cfg: Config) -> Any:
 def is_learned(cfg: Config) -> bool:
     target = predictor_target(cfg)
     return target is not None and not hasattr(target, "from_truth")
+
+
+def is_prepared(cfg: Config) -> bool:
+    """Whether a learned predictor's words are had beforehand; a server that we only ask has its own predictor at work."""
+    return is_learned(cfg) and (cfg.get("executor") is None or not hasattr(load_stage(cfg), "run"))

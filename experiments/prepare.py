@@ -25,7 +25,7 @@ from lengthwise.predictors.predictions import Predictions
 
 from .cellhash import LEARNING, code, digest, files, plugins
 from .learned import make_predictions, predictions_key
-from .nodes import is_learned
+from .nodes import is_prepared
 from .paths import PREPARED, remove_stale, temporary
 from .saturation import measure_saturation, saturation_key
 
@@ -59,8 +59,8 @@ class Prepared:
         return float(json.loads((self._saturation(cfg) / "saturation.json").read_text())["rate"])
 
     def predictions(self, cfg: Cfg) -> Made | None:
-        """(predictions by dataset row, fold by dataset row, info); None when the predictor is not learned."""
-        return _read_predictions(self._predictions(cfg)) if is_learned(cfg) else None
+        """(predictions by dataset row, fold by dataset row, info); None where nothing is predicted beforehand."""
+        return _read_predictions(self._predictions(cfg)) if is_prepared(cfg) else None
 
     def hashes(self, cfg: Cfg) -> dict[str, str]:
         """kind -> hash of content, of all that `cfg` needs; makes what is absent."""
@@ -69,9 +69,9 @@ class Prepared:
     def needed(self, cfg: Cfg, *, make: bool = False) -> dict[str, Path]:
         """kind -> folder, of all that `cfg` needs; made when `make`, else perhaps absent."""
         found = {}
-        if cfg["rate"] is None and cfg["load"] is not None:
+        if cfg["rate"] is None and cfg["load"] is not None and cfg.get("saturation") is None:
             found["saturation"] = self._saturation(cfg) if make else self._path("saturation", cfg)
-        if is_learned(cfg):
+        if is_prepared(cfg):
             found["predictions"] = self._predictions(cfg) if make else self._path("predictions", cfg)
         return found
 

@@ -55,9 +55,8 @@ class RemoteStage:
     replay, by our server's answer_len, which its scheduler is not told; free, the model's own end decides. body: fields of
     every request. extensions: also what only our server takes (priority, client, slo, timeout, session, predicted length).
     continuous_usage: ask for the count with every event; None: of our server. api_key_env: the environment variable that holds
-    the key. concurrency, retries, backoff, stall: see sender.py and driving.py. saturation_rps: requests/s that `load` is a
-    share of; measure_saturation: measure it first, by `burst` (num_requests, all at once, so many at a time). seed: of ids made
-    up.
+    the key. concurrency, retries, backoff, stall: see sender.py and driving.py. measure_saturation: measure what `load` is a
+    share of first, by `burst` (num_requests, all at once, so many at a time). seed: of ids made up.
     """
 
     target: str | None = None
@@ -73,12 +72,12 @@ class RemoteStage:
     retries: int = 2
     backoff: float = 0.5
     stall: float = 600.0
-    saturation_rps: float | None = None
     measure_saturation: bool = False
     burst: Mapping[str, int] = field(default_factory=lambda: {"num_requests": 400, "concurrency": 128})
     seed: int = 0
 
     default_hardware: ClassVar[str | None] = None
+    schedules: ClassVar[bool] = False
 
     def check(self, cfg: Config) -> None:
         if importlib.util.find_spec("aiohttp") is None:
@@ -105,17 +104,18 @@ class RemoteStage:
             raise ValueError("a prediction is sent as predicted_len, which only our server takes: executor.extensions=true")
         if predictor_target(cfg) is not None and self.lengths == "free":
             raise ValueError("executor.lengths=free: the model decides how long answers are, which no oracle can know")
-        if cfg["rate"] is None and cfg["load"] is not None and self.saturation_rps is None and not self.measure_saturation:
+        told = cfg["rate"] is not None or cfg["load"] is None or cfg.get("saturation") is not None
+        if not told and not self.measure_saturation:
             raise ValueError(
                 f"load={cfg['load']:g} is a share of a rate that nobody has told: give rate= (requests/s), "
-                "executor.saturation_rps=, or executor.measure_saturation=true"
+                "saturation= (requests/s of the server when there is always work), or executor.measure_saturation=true"
             )
         self._key()
 
     def rows_key(self) -> dict[str, Any]:
         return {
             "target": self._address(), "model": self.model_name, "server": dict(self.server), "route": self.route,
-            "lengths": self.lengths, "body": dict(self.body), "seed": self.seed, "saturation": self.saturation_rps,
+            "lengths": self.lengths, "body": dict(self.body), "seed": self.seed,
             "burst": dict(self.burst),
         }  # fmt: skip
 
@@ -126,9 +126,7 @@ class RemoteStage:
 
     # --- asking ---------------------------------------------------------------------------------------------------------
 
-    def saturation(self, dataset: Dataset) -> dict[str, Any]:
-        if self.saturation_rps is not None:
-            return {"rate": float(self.saturation_rps), "from": "stated"}
+    def saturation(self, cfg: Config, dataset: Dataset) -> dict[str, Any]:
         n = self.burst["num_requests"]
         rng = stream(0, "saturation")
         rows = rng.permutation(len(dataset))[:n] if n <= len(dataset) else rng.integers(0, len(dataset), n)
@@ -196,7 +194,7 @@ class RemoteStage:
         sent = sending(run.requests, asked.window, run.summary["window"]["run_end"])
         run.summary["metrics"] |= sent.metrics
         run.summary["flags"] |= sent.flags
-        marks = [*self._marks(run, driven), *session_marks(run, workload, asked.rate)]
+        marks = [*self._marks(run, driven, cfg.get("saturation") is not None), *session_marks(run, workload, asked.rate)]
         run.summary["provenance"]["marks"] = marks
         run.workload, run.tokens, run.raw = workload, seen.tokens(), path
         return run
@@ -222,14 +220,14 @@ class RemoteStage:
             out["predictor"] = str(self.server.get("predictor", UNKNOWN))
         return {**out, "executor": "remote", "model": model}
 
-    def _marks(self, run: Run, driven: Driven) -> list[str]:
+    def _marks(self, run: Run, driven: Driven, stated: bool) -> list[str]:
         metrics, requests = run.metrics, run.requests
         ended = int((requests["output_len"] > 0).sum())
         counted = run.summary["provenance"]["counting"]
         pairs = [(metrics[f"{name}_rps"], metrics[f"{name}_cv"]) for name in ("arrival", "sent")]
         marks = [OUTSIDE, differs(pairs[0], pairs[1])]
         if run.summary["cell"]["load"] is not None:
-            how = "stated" if self.saturation_rps is not None else "measured by a burst, once for every cell that needs it"
+            how = "stated" if stated else "measured by a burst, once for every cell that needs it"
             marks.append(f"the load is a share of a saturation rate that was {how}")
         if counted["by_usage"] < ended:
             marks.append(f"output tokens of {ended - counted['by_usage']} of {ended} requests are counted by events: no usage")

@@ -54,6 +54,18 @@ def head(dataset: Dataset, *, num_rows: int) -> Dataset:
     return take(dataset, np.arange(num_rows), head={"num_rows": num_rows, "of": len(dataset)})
 
 
+def unseen(dataset: Dataset, *, artefact: str) -> Dataset:
+    """The rows whose prompts the artefact (a folder of `lengthwise train`) has not learned from, nor from near-duplicates."""
+    from lengthwise.predictors.artefact import load
+
+    if dataset.prompts is None:
+        raise ValueError(f"dataset {dataset.name} has no prompts that anybody could have learned from")
+    keep = ~load(artefact, transfer=True).has_seen(dataset.prompts)
+    if not keep.any():
+        raise ValueError(f"the artefact in {artefact} has learned from every prompt of {dataset.name}")
+    return take(dataset, keep, unseen={"num_rows": int(keep.sum()), "of": len(dataset)})
+
+
 def between(dataset: Dataset, *, start: float, end: float) -> Dataset:
     """The rows that arrive in [start, end) s of the trace; arrivals start at 0 again."""
     if dataset.arrival is None:

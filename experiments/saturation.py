@@ -54,7 +54,7 @@ def measure_saturation(cfg: Config) -> dict[str, Any]:
     times out); completions per second between the 15 % and the 85 % completion. Raises ValueError when fewer than half are
     served."""
     if cfg.get("executor") is not None and isinstance(stage := load_stage(cfg), Asking):
-        return stage.saturation(load_dataset(cfg))
+        return stage.saturation(cfg, load_dataset(cfg))
     dataset, hardware, limits = load_dataset(cfg), load_hardware(cfg), cfg["limits"]
     n = 20 * limits["max_num_seqs"]
     rng = stream(0, "saturation")

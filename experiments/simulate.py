@@ -16,7 +16,7 @@ from lengthwise.predictors.predictions import Predictions
 
 from .cell import run_cell
 from .learned import make_predictions, predictions_key
-from .nodes import Config, is_learned, make
+from .nodes import Config, is_prepared, make
 from .run import Run
 from .saturation import measure_saturation, saturation_key
 from .validate import validate_numbers
@@ -31,7 +31,7 @@ class OnTheFly:
         return float(self._once("saturation", saturation_key(cfg), lambda: measure_saturation(cfg))["rate"])
 
     def predictions(self, cfg: Config) -> tuple[Predictions, NDArray[np.int64], dict[str, Any]] | None:
-        if not is_learned(cfg):
+        if not is_prepared(cfg):
             return None
         made: tuple[Predictions, NDArray[np.int64], dict[str, Any]] = self._once(
             "predictions", predictions_key(cfg), lambda: make_predictions(cfg)
@@ -103,7 +103,7 @@ def compose(
     }  # fmt: skip
     if isinstance(node, Mapping) and "model" in node:
         parts["model"] = model
-    if not hasattr(stage, "begin"):  # somebody else's server decides all that
+    if not getattr(stage, "schedules", True):  # somebody else's server decides all that
         parts |= dict.fromkeys(("policy", "batching", "kv", "preemption", "limits"))
     nodes = {group: _node(group, part) for group, part in parts.items() if part is not None}
     if "model" in nodes and not isinstance(nodes["model"], Mapping):

@@ -92,9 +92,10 @@ class Stage(Protocol):
 
 @runtime_checkable
 class Asking(Protocol):
-    """In place of a Stage, a server that schedules by itself. What the cell's config says of scheduling has no say there."""
+    """In place of a Stage, a server that schedules by itself."""
 
     default_hardware: ClassVar[str | None]
+    schedules: ClassVar[bool]  # whether what the cell's config says of scheduling has a say there
 
     def check(self, cfg: Config) -> None:
         """As of a Stage."""
@@ -108,7 +109,7 @@ class Asking(Protocol):
         """As of a Stage."""
         ...
 
-    def saturation(self, dataset: Dataset) -> dict[str, Any]:
+    def saturation(self, cfg: Config, dataset: Dataset) -> dict[str, Any]:
         """Requests per second that it completes when there is always work (`rate`), and how that is known."""
         ...
 

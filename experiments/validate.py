@@ -45,6 +45,8 @@ def validate_numbers(cfg: Mapping[str, Any]) -> None:
     elif cfg["rate"] is None and not getattr(make(cfg["arrivals"]), "keeps_times", False):
         chosen = (cfg.get("choices") or {}).get("arrivals")
         raise ValueError(f"load=null and rate=null: arrivals={chosen} needs a load, or a rate in requests/s")
+    if cfg.get("saturation") is not None:
+        _positive("saturation", cfg["saturation"])
     if (cap := (cfg.get("window") or {}).get("cap")) is not None:
         _positive("window.cap", cap)
     for key in ("ttft", "tpot", "e2e"):
@@ -63,7 +65,7 @@ def _nodes(cfg: Mapping[str, Any]) -> None:
     stage.check(cfg)
     for group in ("arrivals", "population", "reshape", "batching", "preemption"):
         make(cfg.get(group))
-    if isinstance(stage, Asking):
+    if isinstance(stage, Asking) and not stage.schedules:
         return
     policy = load_policy(cfg)
     needs = policy.needs & {"prediction", "distribution"}

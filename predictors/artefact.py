@@ -98,13 +98,15 @@ def _write(path: Path, raw: bytes) -> str:
     return hashlib.sha256(raw).hexdigest()
 
 
-def load(path: Path | str, unit: str | None = None, transfer: bool = False) -> LengthPredictor:
+def load(path: Path | str | None, unit: str | None = None, transfer: bool = False) -> LengthPredictor:
     """The predictor in folder `path`, ready to predict.
 
     unit: how the workload counts lengths; another unit than the artefact's is refused, unless `transfer`, which marks the
     predictor instead (`provenance["marks"]`). Without `unit` here, `LengthPredictor.check_unit` does the same later. Raises
     ValueError on a missing, torn or foreign artefact, or a library version that it refuses; warns on one that it doubts.
     """
+    if path is None:
+        raise ValueError("path=null: give the folder that `lengthwise train` printed")
     folder = Path(path)
     try:
         page = json.loads((folder / "artefact.json").read_text(encoding="utf-8"))

@@ -37,6 +37,7 @@ from ..native.generate import warm_up
 from ..native.generation import GREEDY
 from ..native.inbox import Inbox, StandIn
 from ..native.sampling import SamplingParams
+from ..native.workers import give_back
 from .health import Down, Full, Health
 from .live import Live
 from .metrics import Metrics
@@ -137,6 +138,7 @@ class Service:
         if self._loop is not None:
             raise ValueError("a service starts once")
         self._loop = loop
+        give_back()
         gc.freeze()  # to look for garbage among all that a model has loaded would hold every stream for 0.2 s
         self._clock.restart()
         if self._predicting is not None:

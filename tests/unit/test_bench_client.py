@@ -394,7 +394,7 @@ def test_a_load_is_of_a_rate_stated_or_measured_by_a_burst():
         await words(stream, body)
 
     with serving(slow) as server:
-        stated = bench(server, rate=None, load=0.5, stage={"saturation_rps": 300.0})
+        stated = bench(server, rate=None, load=0.5, saturation=300.0)
         stage = {"measure_saturation": True, "burst": {"num_requests": 40, "concurrency": 4}}
         measured = bench(server, rate=None, load=0.5, stage=stage)
     assert stated.summary["cell"]["rate"] == 150.0
