@@ -77,6 +77,7 @@ def compose(
     reshape: Any = None,
     load: float | None = None,
     rate: float | None = None,
+    saturation: float | None = None,
     num_requests: int = 1000,
     seed: int = 0,
     check: bool = False,
@@ -87,7 +88,8 @@ def compose(
     """A cell's config from the same nodes Hydra uses.
 
     Each part is the name of a config node ("srpt"), a mapping with `_target_`, or an object (`SRPT(overrun="clip")`, a
-    Dataset). load: rate / saturation rate (0.8 unless load or rate, in requests/s, is given, or the arrivals have their own).
+    Dataset). load: rate / saturation rate (0.8 unless load or rate, in requests/s, is given, or the arrivals have their own);
+    saturation: that rate, where it is known.
     window: warm_up, cool_down, unit (seconds or share), as in `windows.window`. resample: draw rows again when there are fewer
     than num_requests. population, reshape: None for none. hardware: None for what the executor has where none is chosen.
     model: what a native executor serves, a node's name, a mapping or a ServedModel. `overrides` replace fields of `limits`:
@@ -125,6 +127,7 @@ def compose(
     numbers = {
         "load": load,
         "rate": rate,
+        "saturation": saturation,
         "num_requests": num_requests,
         "seed": seed,
         "check": check,

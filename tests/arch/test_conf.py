@@ -110,12 +110,12 @@ def test_every_node_of_a_group_composes(group):
 
 
 @pytest.mark.parametrize("name", [name for name in NODES if name.startswith("study/")])
-def test_every_study_composes_and_its_cells_are_valid(name):
+def test_every_study_composes_and_its_cells_are_valid(name, tmp_path):
     """Every cell of it, at both sizes: the same schedules and settings, fewer requests and seeds."""
     stem = name.removeprefix("study/").removesuffix(".yaml")
     found = {}
     for size in ("standard", "small"):
-        arguments = [f"study={stem}", f"study.size={size}"]
+        arguments = [f"study={stem}", f"study.size={size}", *given(name, tmp_path)]
         with initialize_config_module("lengthwise.conf", version_base="1.3"):
             hydra = GlobalHydra.instance().hydra
             config = hydra.compose_config("run", arguments, run_mode=RunMode.MULTIRUN)
@@ -129,6 +129,16 @@ def test_every_study_composes_and_its_cells_are_valid(name):
     assert len({cfg["seed"] for cfg in found["small"]}) <= 2
     assert max(cfg["num_requests"] for cfg in found["small"]) <= max(cfg["num_requests"] for cfg in found["standard"])
     assert sum(cfg["num_requests"] for cfg in found["small"]) <= 60_000  # a minute
+
+
+def given(name, folder):
+    """What a study wants from its user: those keys that it leaves open."""
+    tree = OmegaConf.load(CONF / name)
+    if "served" not in str(OmegaConf.to_container(tree)["hydra"]["sweeper"]["params"].get("executor")):
+        return []
+    profile = {**OmegaConf.to_container(OmegaConf.load(CONF / "hardware/unit.yaml")), "provenance": {"profile": {"model": "m"}}}
+    (folder / "profile.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(profile)))
+    return [f"hardware.path={folder / 'profile.yaml'}", f"workload.path={folder}", f"artefact={folder}"]
 
 
 def test_there_are_nodes():

@@ -557,7 +557,7 @@ def test_predictions_survive_the_file(tmp_path, monkeypatch):
 
     made = Predictions(np.array([1.0, 2.0]), np.array([3.0, 4.0])), np.array([0, 1]), {"latency": {"per_batch": 0.1}}
     calls = []
-    monkeypatch.setattr(prepare, "is_learned", lambda cfg: True)
+    monkeypatch.setattr(prepare, "is_prepared", lambda cfg: True)
     monkeypatch.setattr(prepare, "predictions_key", lambda cfg: {"predictor": "x"})
     monkeypatch.setattr(prepare, "make_predictions", lambda cfg: calls.append(1) or made)
     store = prepare.Prepared(tmp_path)
@@ -565,7 +565,7 @@ def test_predictions_survive_the_file(tmp_path, monkeypatch):
         got, fold, info = store.predictions({"rate": 1.0})
     assert got.score.tolist() == [1.0, 2.0] and got.point.tolist() == [3.0, 4.0] and got.survival is None
     assert fold.tolist() == [0, 1] and info == {"latency": {"per_batch": 0.1}} and len(calls) == 1
-    monkeypatch.setattr(prepare, "is_learned", lambda cfg: False)
+    monkeypatch.setattr(prepare, "is_prepared", lambda cfg: False)
     assert store.predictions({"rate": 1.0}) is None and store.hashes({"rate": 1.0}) == {}
 
 
