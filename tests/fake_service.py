@@ -40,11 +40,10 @@ def byte_model() -> ServedModel:
 
 class FakeStream:
     def __init__(self, key: str) -> None:
-        self.key, self.num_cached, self.ended = key, 3, False
+        self.key, self.num_cached = key, 3
         self._queue: asyncio.Queue[Delta] = asyncio.Queue()
 
     def put(self, delta: Delta) -> None:
-        self.ended = delta.reason is not None
         self._queue.put_nowait(delta)
 
     async def next(self) -> Delta:
@@ -65,6 +64,7 @@ class Fake:
         )
         self.step, self.hold, self.ending, self.width = step, hold, ending, width
         self.live: dict[str, asyncio.Task[None]] = {}
+        self._streams: dict[str, FakeStream] = {}
         self.asked: list[tuple[str, list[int], int, Any, dict[str, Any]]] = []
         self.aborted: list[str] = []
         self.full: float | None = None
@@ -88,7 +88,7 @@ class Fake:
         if max(prompt_ids) >= self.model.vocab_size:
             raise ValueError("token id outside the vocabulary")
         self.asked.append((key, prompt_ids, max_new_tokens, params, fields))
-        stream = FakeStream(key)
+        stream = self._streams[key] = FakeStream(key)
         self.live[key] = asyncio.ensure_future(self._run(stream, prompt_ids, max_new_tokens, params))
         return stream
 
@@ -110,11 +110,10 @@ class Fake:
             text = self.model.decode([token]) * self.width
             stream.put(Delta([token], text, probs, "length" if last else None, float(i)))
 
-    def abort(self, key: str) -> None:
-        task = self.live.pop(key, None)
-        if task is not None:
-            task.cancel()
-            self.aborted.append(key)
+    def abort(self, stream: FakeStream) -> None:
+        if stream.key in self.live and self._streams[stream.key] is stream:
+            self.live.pop(stream.key).cancel()
+            self.aborted.append(stream.key)
 
     async def drain(self, timeout: float) -> int:
         self.down = "the server is stopping"
@@ -122,7 +121,7 @@ class Fake:
             await asyncio.wait(self.live.values(), timeout=timeout)
         left = list(self.live)
         for key in left:
-            self.abort(key)
+            self.abort(self._streams[key])
         return len(left)
 
     async def close(self) -> None: ...

@@ -138,11 +138,10 @@ class Inbox:
         self.wake.set()
         return True
 
-    def abort(self, key: str) -> bool:
-        """Ask that a request ends; False if none of that key is live."""
+    def abort(self, request: Request) -> bool:
+        """Ask that a request ends; False if it has. Not by its key, which may name another by now."""
         with self._lock:
-            request = self._live.get(key)
-            if request is None:
+            if request not in self._keys:
                 return False
             self._events.append(Event(self._clock.now, EventKind.ABORT, request))
         self.wake.set()

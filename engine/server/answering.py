@@ -42,8 +42,7 @@ class Answering:
     def abort(self) -> None:
         """End what has not ended."""
         for stream in self._open.values():
-            if not stream.ended:  # else its key may be somebody else's by now
-                self._service.abort(stream.key)
+            self._service.abort(stream)
         self._open.clear()
 
     async def deltas(self) -> AsyncIterator[Came]:

@@ -150,9 +150,9 @@ class Service:
         self._draining = True
         if await _comes(self._live.idle, timeout):
             return 0
-        rest = [stream.key for stream in self._live.streams.values()]
-        for key in rest:
-            self._inbox.abort(key)
+        rest = list(self._live.streams)
+        for request in rest:
+            self._inbox.abort(request)
         await _comes(self._live.idle, PATIENCE)
         return len(rest)
 
@@ -226,9 +226,9 @@ class Service:
             self._tally.num_full += 1
             raise Full(num_waiting, self.max_waiting, self._live.retry_after(num_waiting, self.now))
 
-    def abort(self, key: str) -> None:
-        """End a request within a step, whatever it is at; nothing for keys of nobody."""
-        self._inbox.abort(key)
+    def abort(self, stream: Stream) -> None:
+        """End a request within a step, whatever it is at; nothing for one that has ended."""
+        self._inbox.abort(stream.request)
 
     # --- what can be seen ---------------------------------------------------------------------------------------------
 

@@ -43,11 +43,6 @@ class Stream:
         self._reader: asyncio.Future[None] | None = None
 
     @property
-    def ended(self) -> bool:
-        """Whether its end has come, read or not: its key may name another request."""
-        return self._reason is not None
-
-    @property
     def num_cached(self) -> int:
         """Tokens of its prompt that were found cached, known from its first token on."""
         return self.request._cached

@@ -97,7 +97,7 @@ def test_a_scripted_run_is_counted_as_it_was():
         service._clock._start -= 100
         assert scrape(service)["lengthwise_last_step_age_seconds"] >= 100
         await gate.step()
-        service.abort("one")
+        service.abort(one)
         gate.open()
         one, two = await read(one), await read(two)
         await until(lambda: not service._live.streams)
@@ -170,7 +170,7 @@ def test_gaps_and_first_tokens_add_up_whatever_happens_between(batching, preempt
                 await service.submit(str(i), [1 + i] * n, int(rng.integers(1, 40)), predicted_len=float(rng.integers(1, 40)))
             )
             if i % 9 == 8:
-                service.abort(str(i - 3))
+                service.abort(streams[i - 3])
             await asyncio.sleep(0.002)
         answers = await asyncio.gather(*map(read, streams))
         seen = scrape(service)

@@ -217,7 +217,7 @@ def test_a_prediction_that_nobody_wants_any_more_counts_for_nothing():
     async def main(service):
         stream = await service.submit("x", [1, 2], 5)
         await until(lambda: says.batches)
-        service.abort("x")
+        service.abort(stream)
         assert (await read(stream)).reason == "aborted"
         says.go.set()
         await until(lambda: service._predicting.seconds.num == 1)

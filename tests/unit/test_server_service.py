@@ -6,6 +6,7 @@ import asyncio
 import gc
 import logging
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -273,8 +274,7 @@ def test_who_is_stopped_in_any_phase_frees_everything_within_a_step(phase, how):
         await gate.step()
         held = service._scheduler.kv.in_use
         if how == "abort":
-            service.abort("gone")
-            service.abort("nobody")
+            service.abort(gone)
         else:
             service._clock._start -= 100.0  # a long time passes
         await gate.step()
@@ -294,6 +294,22 @@ def test_who_is_stopped_in_any_phase_frees_everything_within_a_step(phase, how):
         options |= {"predictor": predictor, "fallback_len": 10, "prediction_deadline": 1000.0}
     kept = run(main, **options)
     assert kept.token_ids == alone(60) and kept.reason == "length"
+
+
+def test_an_abort_is_of_a_request_and_never_meets_another_of_its_key():  # S17
+    """The first has ended in the step loop and the event loop has not heard of it: its key is free, and taken again."""
+
+    async def main(service):
+        first = await service.submit("x", PROMPT, 5)
+        while service._inbox.num_live:
+            time.sleep(1e-3)
+        second = await service.submit("x", PROMPT, 30)
+        assert first._reason is None and "x" in service._inbox._live
+        service.abort(first)
+        return await read(second)
+
+    answer = run(main)
+    assert answer.reason == "length" and answer.token_ids == alone(30)
 
 
 def test_an_idle_engine_notices_a_timeout():
@@ -326,7 +342,7 @@ def test_a_text_that_is_cut_by_an_abort_has_all_that_came():
         gate = Gate(service)
         stream = await service.submit("x", PROMPT, 400, SamplingParams(stop=(whole.text[10:14] + "#",)))
         await until(lambda: len(stream._token_ids) > 20)
-        service.abort("x")
+        service.abort(stream)
         gate.open()
         return await read(stream)
 
@@ -371,7 +387,7 @@ def test_a_step_that_raises_ends_everybody_and_turns_health_red(caplog):  # V7
         assert not health.ok and health.error == "RuntimeError: the device is gone" and health.last_step_age == 0
         with pytest.raises(Down, match="the device is gone"):
             await service.submit("late", PROMPT, 5)
-        service.abort("0")
+        service.abort(streams[0])
         assert await service.drain(10.0) == 0
 
     tokens = alone(19)
@@ -486,7 +502,7 @@ def test_neither_prompts_nor_outputs_are_logged(caplog):
         await read(good)
         long = await service.submit("long\nrequest 'x' ended by stop", prompt, 2000, prompt="the secret of the house")
         await until(lambda: long._come)
-        service.abort(long.key)
+        service.abort(long)
         await read(long)
         with pytest.raises(ValueError):
             await service.submit("bad", prompt, 3000, prompt="the secret of the house")
@@ -536,7 +552,7 @@ def test_a_soak_of_300_requests(kind):
         stream = await service.submit(str(i), prompt, num, params, timeout=timeout)
         if rng.random() < 0.25:
             await asyncio.sleep(float(rng.uniform(0, 0.05)))
-            service.abort(str(i))
+            service.abort(stream)
         answer = await read(stream)
         assert len(answer.token_ids) <= num and (answer.reason != "length" or len(answer.token_ids) == num)
         assert answer.text == engine.model.tokenizer.decode(answer.token_ids)
