@@ -299,7 +299,10 @@ class Service:
     def _fail(self, error: str) -> None:
         """In the event loop's thread: the step loop is gone."""
         self._error = error
-        self._live.end_all(f"failed: the engine has failed ({error})", self.now, self._scheduler.generated)
+        reason, now = f"failed: the engine has failed ({error})", self.now
+        for request in self._live.streams:
+            self._tally.ended(request, self._scheduler.generated(request), reason, now)
+        self._live.end_all(reason, now, self._scheduler.generated)
 
 
 async def _comes(event: asyncio.Event, timeout: float) -> bool:

@@ -385,6 +385,8 @@ def test_a_step_that_raises_ends_everybody_and_turns_health_red(caplog):  # V7
         assert answers[0].token_ids == tokens[:19] and answers[-1].token_ids == []
         health = service.health()
         assert not health.ok and health.error == "RuntimeError: the device is gone" and health.last_step_age == 0
+        assert service._tally.reasons == {"abort": 0, "error": 12, "length": 0, "stop": 0, "timeout": 0}
+        assert service._tally.wait.num == 12 and service._tally.e2e.num == 0
         with pytest.raises(Down, match="the device is gone"):
             await service.submit("late", PROMPT, 5)
         service.abort(streams[0])
