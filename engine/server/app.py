@@ -14,11 +14,12 @@ import lengthwise
 from .answering import Answering, unless_gone
 from .answers import ChatShape, CompletionShape, Shape, speller
 from .body_limit import BodyLimit
-from .calls import REQUEST_ID, calls, check_num, request_key
+from .calls import calls, check_num, request_key
 from .errors import ERRORS, Refused, install
 from .models import Models
 from .prompts import Prompt, Prompts
 from .protocol import Asked, ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from .request_id import REQUEST_ID, EchoId
 from .security import METRICS, KeyCheck, open_routes
 from .service import Service
 from .settings import Settings
@@ -39,7 +40,8 @@ def make_app(service: Service, settings: Settings, about: Mapping[str, Any] | No
     install(app)
     app.add_middleware(BodyLimit, limit=settings.max_body)
     if settings.api_key is not None:
-        app.add_middleware(KeyCheck, api_key=settings.api_key, open_paths=open_routes(settings))  # outermost: before any body
+        app.add_middleware(KeyCheck, api_key=settings.api_key, open_paths=open_routes(settings))  # before any body
+    app.add_middleware(EchoId)  # outermost: around their answers too
     model, most = service.model, service.max_model_len
     models, prompts, spell = Models(model.name, most, about or {}), Prompts(model), speller(model)
 

@@ -14,10 +14,10 @@ from ..native.sampling import SamplingParams
 from .errors import Refused, refusing
 from .prompts import Prompt
 from .protocol import MAX_NAME, Asked, ChatBody, CompletionBody
+from .request_id import REQUEST_ID, own_id
 from .settings import Settings
 
 DEFAULT_COMPLETION = 16  # tokens of a completion that does not say: OpenAI's own default
-REQUEST_ID = "x-request-id"
 CLIENT = "x-gateway-inference-fairness-id"
 SLO_HEADERS = {"ttft": "x-slo-ttft-ms", "tpot": "x-slo-tpot-ms"}
 
@@ -41,10 +41,9 @@ def check_num(num: int, settings: Settings) -> None:
 
 def request_key(headers: Mapping[str, str]) -> str:
     """The client's own id of a request, or a new one. Raises Refused for one that no log line should hold."""
-    key = headers.get(REQUEST_ID)
-    if key is None:
+    if REQUEST_ID not in headers:
         return uuid.uuid4().hex
-    if not 0 < len(key) <= MAX_NAME or not (key.isascii() and key.isprintable()):
+    if (key := own_id(headers)) is None:
         raise Refused(f"{REQUEST_ID} must be 1 to {MAX_NAME} printable ASCII characters", param=REQUEST_ID)
     return key
 

@@ -18,6 +18,7 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from .health import Down, Full
+from .request_id import REQUEST_ID, own_id
 
 TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error", 499: "client_gone"}
 CODES = {401: "invalid_api_key", 404: "not_found", 413: "body_too_large", 429: "queue_full", 503: "unavailable"}
@@ -100,8 +101,9 @@ def install(app: FastAPI) -> None:
         return error_response(str(error.detail or HTTPStatus(status).phrase), status, headers=error.headers)
 
     @app.exception_handler(Exception)
-    async def broken(_: Request, __: Exception) -> Response:  # a fault of ours: whoever runs the application logs it
-        return error_response("the server failed at this call", 500)
+    async def broken(request: Request, __: Exception) -> Response:  # a fault of ours: whoever runs the application logs it
+        key = own_id(request.headers)  # this handler stands around all middleware
+        return error_response("the server failed at this call", 500, headers=None if key is None else {REQUEST_ID: key})
 
 
 def described(error: RequestValidationError) -> tuple[str | None, str]:

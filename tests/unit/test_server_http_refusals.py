@@ -97,6 +97,34 @@ def test_v5_a_body_that_is_not_sent_as_json():
     error(post(COMPLETION, content=b'{"prompt": "a"}', headers={"content-type": "text/plain"}), 400)
 
 
+@pytest.mark.parametrize(
+    ("request_", "settings", "status"),
+    [
+        (("POST", CHAT, {"json": {}}), {}, 400), (("POST", CHAT, {"content": b"{"}), {}, 400),
+        (("POST", CHAT, {"json": {"messages": TURNS, "model": "x"}}), {}, 404), (("GET", "/nothing", {}), {}, 404),
+        (("GET", CHAT, {}), {}, 405), (("POST", CHAT, {"content": b" " * 100}), {"max_body": 50}, 413),
+        (("GET", "/v1/models", {}), {"api_key": "k"}, 401), (("POST", CHAT, {"json": {"messages": TURNS}}), {"full": 0}, 429),
+        (("POST", CHAT, {"json": {"messages": TURNS}}), {"down": "gone"}, 503),
+        (("POST", CHAT, {"json": {"messages": TURNS}}), {"live": None}, 500),
+    ],
+)  # fmt: skip
+def test_an_error_has_the_id_of_its_call(request_, settings, status):
+    service, (method, path, given) = Fake(), request_
+    for name in ("full", "down", "live"):
+        setattr(service, name, settings.get(name, getattr(service, name)))
+    settings = Settings(port=0, **{k: v for k, v in settings.items() if k in ("max_body", "api_key")})
+
+    async def work():
+        transport = httpx.ASGITransport(make_app(service, settings), raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://t") as client:
+            first = await client.request(method, path, headers={"x-request-id": "mine"}, **given)
+            return first, await client.request(method, path, headers={"x-request-id": "x" * 300}, **given)
+
+    response, unfit = asyncio.run(work())
+    error(response, status)
+    assert response.headers.get_list("x-request-id") == ["mine"] and "x-request-id" not in unfit.headers
+
+
 def test_v5_an_unknown_model_path_and_method():
     found = error(post(CHAT, json={"messages": TURNS, "model": "gpt-5"}), 404)
     assert found["code"] == "model_not_found" and "tiny-bytes" in found["message"]
