@@ -13,6 +13,11 @@ from omegaconf.errors import OmegaConfBaseException
 
 from lengthwise.predictors.constant import Constant
 from lengthwise.predictors.predictor import LengthPredictor
+from lengthwise.sched import Event, EventKind, Request, Scheduler, recompute
+from lengthwise.sched import serve as rehearse
+from lengthwise.sched.batching import Chunked
+from lengthwise.sched.kv import Paged
+from lengthwise.sched.rehearsal import JumpingClock, Log, PlainExecutor, Script
 
 from .composer import plain
 from .hints import run_app
@@ -66,6 +71,7 @@ def compose_service(cfg: Config, settings: Settings) -> tuple[Service, dict[str,
     policy, limits = load_policy(cfg), cfg["limits"]
     engine = stage.loaded()
     told = told_by(cfg, f"{engine.model.name} tokens")
+    check_lengths(cfg, told)
     service = Service(
         engine, new_kv(cfg, stage.pool_tokens(cfg)), policy, make(cfg["batching"]), make(cfg["preemption"]),
         max_num_seqs=limits["max_num_seqs"], token_budget=limits["token_budget"], max_model_len=stage.max_model_len(cfg),
@@ -111,6 +117,31 @@ def told_by(cfg: Config, unit: str) -> Told:
     mark = predictor.check_unit(unit)
     words = f"{name} ({predictor.name})" if name != predictor.name else predictor.name
     return Told(predictor, predictor.training_median or STATED, words, [] if mark is None else [mark])
+
+
+def check_lengths(cfg: Config, told: Told) -> None:
+    """Raises ValueError where the policy asks for lengths and the predictor says only an order, as a rehearsal shows: in
+    service that would end the step loop."""
+    if told.predictor is None:
+        return
+    asked = [Request(i, 0.0, 4, 8, prompt="word " * (i + 1)) for i in range(2)]
+    said = told.predictor.predict(asked)
+    if not all(row.is_rank_only for row in said):
+        return
+    for request, row in zip(asked, said, strict=True):
+        request.prediction = row
+    clock = JumpingClock()
+    script = Script([Event(0.0, EventKind.ARRIVAL, request) for request in asked])
+    scheduler = Scheduler(
+        load_policy(cfg), Chunked(), Paged(64, 16, 0.0), recompute(), max_num_seqs=1, token_budget=16, max_model_len=64
+    )
+    try:
+        rehearse(script, scheduler, PlainExecutor(clock, lambda *_: 1.0, [8, 8]), clock, Log())
+    except ValueError as error:
+        names = cfg["choices"]
+        raise ValueError(
+            f"policy={names.get('policy')} asks for lengths, and predictor={names.get('predictor')} says only an order: {error}"
+        ) from error
 
 
 def start_line(url: str, model: str, about: Mapping[str, Any], settings: Settings) -> str:

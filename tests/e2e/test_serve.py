@@ -20,6 +20,9 @@ from fake_service import CHAT as TEMPLATE
 from fake_service import byte_tokenizer
 
 from lengthwise.engine.native.tiny import tiny_model
+from lengthwise.experiments.serve_app import Told, check_lengths
+from lengthwise.predictors.constant import Constant
+from lengthwise.sched import LengthDistribution
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 TINY = ("model=tiny", "limits.kv_pool_tokens=4096", "executor.attention=torch")
@@ -356,3 +359,26 @@ def test_a_predictor_of_another_tokenizer_needs_leave(tmp_path, monkeypatch):
     (mark,) = told.marks
     assert mark.startswith("transfer: ")
     assert told_by(cfg, "cl100k tokens").marks == []
+
+
+class Ranks:
+    """Says an order and no length."""
+
+    def predict(self, requests):
+        return [LengthDistribution.rank_only(-float(request.prompt_len)) for request in requests]
+
+
+@pytest.mark.parametrize(("policy", "asks"), [("fcfs", False), ("sjf", False), ("srpt", True), ("aging_sjf", True)])
+def test_a_policy_that_asks_for_lengths_is_not_served_by_a_predictor_that_only_ranks(policy, asks):
+    nodes = {
+        "fcfs": {"_target_": "lengthwise.sched.policies.FCFS"}, "sjf": {"_target_": "lengthwise.sched.policies.SJF"},
+        "srpt": {"_target_": "lengthwise.sched.policies.SRPT"},
+    }  # fmt: skip
+    nodes["aging_sjf"] = {"_target_": "lengthwise.sched.policies.Aging", "policy": nodes["sjf"], "alpha": 1.0}
+    cfg = {"policy": nodes[policy], "choices": {"policy": policy, "predictor": "ranks"}}
+    with contextlib.ExitStack() as stack:
+        if asks:
+            stack.enter_context(pytest.raises(ValueError, match=rf"policy={policy} asks for lengths, and predictor=ranks says"))
+        check_lengths(cfg, Told(Ranks(), 9.0, "ranks", []))
+    check_lengths(cfg, Told(Constant(9.0), 9.0, "constant", []))
+    check_lengths(cfg, Told(None, None, "none", []))
