@@ -38,7 +38,7 @@ def make_app(service: Service, settings: Settings, about: Mapping[str, Any] | No
         responses=ERRORS,
     )
     install(app)
-    app.add_middleware(BodyLimit, limit=settings.max_body)
+    app.add_middleware(BodyLimit, limit=settings.max_body, seconds=settings.upload_timeout)
     if settings.api_key is not None:
         app.add_middleware(KeyCheck, api_key=settings.api_key, open_paths=open_routes(settings))  # before any body
     app.add_middleware(EchoId)  # outermost: around their answers too

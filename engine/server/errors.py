@@ -21,7 +21,14 @@ from .health import Down, Full
 from .request_id import REQUEST_ID, own_id
 
 TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error", 499: "client_gone"}
-CODES = {401: "invalid_api_key", 404: "not_found", 413: "body_too_large", 429: "queue_full", 503: "unavailable"}
+CODES = {
+    401: "invalid_api_key",
+    404: "not_found",
+    408: "upload_timeout",
+    413: "body_too_large",
+    429: "queue_full",
+    503: "unavailable",
+}
 
 
 class Fault(BaseModel):

@@ -64,9 +64,9 @@ class Server(uvicorn.Server):
         quiet()
         super().__init__(
             uvicorn.Config(
-                make_app(service, settings, about), http=patient_protocol(settings.slow_reader), ws="none", lifespan="off",
-                log_config=None, access_log=settings.access_log, server_header=False, timeout_keep_alive=KEEP_ALIVE,
-                timeout_graceful_shutdown=LAST_WORDS,
+                make_app(service, settings, about), http=patient_protocol(settings.slow_reader, settings.upload_timeout),
+                ws="none", lifespan="off", log_config=None, access_log=settings.access_log, server_header=False,
+                timeout_keep_alive=KEEP_ALIVE, timeout_graceful_shutdown=LAST_WORDS,
             )
         )  # fmt: skip
         self._service = service

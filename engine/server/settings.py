@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 LEAST = {  # whole numbers
     "port": 0, "max_body": 1, "max_n": 1, "max_stops": 0, "max_stop_len": 1, "default_max_tokens": 1, "max_waiting": 1,
 }  # fmt: skip
-SECONDS = ("slow_reader", "drain", "prediction_deadline", "starved_after")
+SECONDS = ("slow_reader", "upload_timeout", "drain", "prediction_deadline", "starved_after")
 
 
 @dataclass(frozen=True)
@@ -21,9 +21,10 @@ class Settings:
     open_metrics: /metrics is open too. access_log: one more line a call, without its query. max_body: bytes. max_prompt_tokens:
     of one prompt; None: as the model takes. max_n: answers of one call, over all its prompts. max_stops, max_stop_len: stop
     strings, and characters of one. default_max_tokens: of a chat that does not say. slow_reader: s that a client may take
-    nothing of what is ready for it before it is cut. drain: s that live requests have when the server is told to stop.
-    max_waiting: requests that may wait. prediction_deadline: s. starved_after: s of waiting from which on a request counts as
-    starved. replay: clients may say how long their answers are to be.
+    nothing of what is ready for it before it is cut. upload_timeout: s that the headers of a call may take, and then its body,
+    before it is cut. drain: s that live requests have when the server is told to stop. max_waiting: requests that may wait.
+    prediction_deadline: s. starved_after: s of waiting from which on a request counts as starved. replay: clients may say how
+    long their answers are to be. otlp_endpoint: where a span of each request is sent (OTLP over HTTP); None: nowhere.
     """
 
     host: str = "127.0.0.1"
@@ -38,6 +39,7 @@ class Settings:
     max_stop_len: int = 256
     default_max_tokens: int = 2048
     slow_reader: float = 30.0
+    upload_timeout: float = 30.0
     drain: float = 30.0
     max_waiting: int = 256
     prediction_deadline: float = 0.05

@@ -167,6 +167,95 @@ def test_v4_a_client_that_reads_slowly_is_served_to_the_end():
     assert not service.aborted
 
 
+HEAD = f"POST {CHAT} HTTP/1.1\r\nhost: t\r\nx-request-id: slow\r\ncontent-type: application/json\r\n".encode()
+
+
+async def dribble(url, first, rest):
+    """All that a server says to a client that sends `first` and then `rest` byte by byte, until it hangs up."""
+    host, port = url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+
+    async def send():
+        writer.write(first)
+        for byte in rest:
+            await asyncio.sleep(0.02)
+            writer.write(bytes([byte]))
+
+    sending = asyncio.ensure_future(send())
+    said = b""
+    with contextlib.suppress(ConnectionError):  # it is cut while it still sends
+        while piece := await reader.read(4096):
+            said += piece
+    sending.cancel()
+    writer.transport.abort()
+    return said
+
+
+@pytest.mark.parametrize(
+    ("first", "rest", "said"),
+    [
+        (b"", b"", None),  # says nothing at all
+        (b"", HEAD * 20, "headers"),
+        (HEAD, b"", "headers"),
+        (HEAD + b"content-length: 1000\r\n\r\n", b"", "body"),
+        (HEAD + b"content-length: 1000\r\n\r\n", b" " * 1000, "body"),
+        (HEAD + b"transfer-encoding: chunked\r\n\r\n", b"1\r\n \r\n" * 200, "body"),
+    ],
+    ids=["silent", "byte by byte", "half the headers", "headers alone", "body byte by byte", "chunks"],
+)
+def test_a_client_that_does_not_say_what_it_wants_is_cut(first, rest, said, caplog):
+    service = Fake()
+    service.full = 0  # whoever took a slot would be refused
+
+    async def work():
+        async with serving(service, upload_timeout=0.4) as (client, url, server, _):
+            answers = await asyncio.gather(*(dribble(url, first, rest) for _ in range(5)))
+            await until(lambda: not server.server_state.connections)
+            assert (await client.get("/health")).status_code == 200
+            return answers
+
+    for answer in asyncio.run(work()):
+        if said is None:
+            assert answer == b""
+            continue
+        head, _, body = answer.partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 408 ") and b"connection: close" in head.lower()
+        error = json.loads(body)["error"]
+        assert said in error["message"] and "0.4 s" in error["message"] and error["code"] == "upload_timeout"
+        assert (b"x-request-id: slow" in head) == (said == "body")
+    assert not service.asked and not lines(caplog)
+
+
+def test_a_call_on_a_connection_that_has_been_idle_has_its_own_time():
+    """A connection may be idle for longer than an upload may take; an answer may take longer too."""
+    service = Fake(step=5e-3)
+
+    async def work():
+        async with serving(service, upload_timeout=0.3) as (client, _, server, _):
+            for num_tokens in (1, 200):  # at once; a second
+                response = await client.post(CHAT, json={"messages": TURNS, "max_tokens": num_tokens})
+                assert response.status_code == 200
+                (connection,) = server.server_state.connections
+                assert connection._call is None  # an idle connection costs no timer
+                await asyncio.sleep(0.6)
+                assert {connection} == server.server_state.connections
+
+    asyncio.run(work())
+
+
+def test_half_a_call_after_a_whole_one_is_cut_and_so_is_a_body_that_was_refused_unread():
+    async def work():
+        async with serving(Fake(), upload_timeout=0.4, max_body=100) as (_, url, server, _):
+            whole = await dribble(url, b"GET /version HTTP/1.1\r\nhost: t\r\n\r\n", b"GET /v")
+            refused = await dribble(url, HEAD + b"content-length: 100000\r\n\r\n", b" " * 1000)
+            await until(lambda: not server.server_state.connections)
+            return whole, refused
+
+    whole, refused = asyncio.run(work())
+    assert whole.count(b"HTTP/1.1 200 ") == whole.count(b"HTTP/1.1 408 ") == 1
+    assert refused.count(b"HTTP/1.1 ") in (0, 1) and b"408" not in refused  # the reset may overtake what it has said
+
+
 @pytest.mark.parametrize("sig", [signal.SIGTERM, signal.SIGINT])
 def test_told_to_stop_it_lets_live_requests_finish_and_takes_no_more(sig, caplog):
     service = Fake(step=5e-3)

@@ -310,7 +310,8 @@ def test_loopback_needs_no_key(host):
 @pytest.mark.parametrize(
     ("name", "value"),
     [("port", -1), ("port", 70000), ("port", 1.5), ("max_body", 0), ("max_n", 0), ("max_stops", True), ("max_waiting", 0),
-     ("slow_reader", 0), ("slow_reader", float("inf")), ("drain", 0), ("drain", "x"), ("max_prompt_tokens", 0),
+     ("slow_reader", 0), ("slow_reader", float("inf")), ("upload_timeout", 0),
+     ("drain", 0), ("drain", "x"), ("max_prompt_tokens", 0),
      ("api_key", ""), ("api_key", 5)],
 )  # fmt: skip
 def test_settings_that_are_none_are_named(name, value):
