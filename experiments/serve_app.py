@@ -66,8 +66,10 @@ def serve(cfg: Config) -> None:
 def compose_service(cfg: Config, settings: Settings) -> tuple[Service, dict[str, Any]]:
     """The Service of `cfg`, and what is said of it. Raises ValueError for what cannot be served."""
     from lengthwise.engine.server.service import Service
+    from lengthwise.engine.server.traces import Traces
 
     stage = served_stage(cfg)
+    traces = None if settings.otlp_endpoint is None else Traces(settings.otlp_endpoint)
     policy, limits = load_policy(cfg), cfg["limits"]
     engine = stage.loaded()
     told = told_by(cfg, f"{engine.model.name} tokens")
@@ -77,7 +79,7 @@ def compose_service(cfg: Config, settings: Settings) -> tuple[Service, dict[str,
         max_num_seqs=limits["max_num_seqs"], token_budget=limits["token_budget"], max_model_len=stage.max_model_len(cfg),
         predictor=told.predictor, prediction_deadline=settings.prediction_deadline, fallback_len=told.fallback_len,
         max_waiting=settings.max_waiting, starved_after=settings.starved_after, seed=stage.seed, replay=settings.replay,
-        check=cfg["check"],
+        check=cfg["check"], traces=traces,
     )  # fmt: skip
     names = {group: cfg["choices"].get(group) for group in ("policy", "batching", "kv", "preemption", "limits")}
     return service, {**names, "predictor": told.words, "marks": told.marks}

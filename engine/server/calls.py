@@ -16,6 +16,7 @@ from .prompts import Prompt
 from .protocol import MAX_NAME, Asked, ChatBody, CompletionBody
 from .request_id import REQUEST_ID, own_id
 from .settings import Settings
+from .traces import trace_context
 
 DEFAULT_COMPLETION = 16  # tokens of a completion that does not say: OpenAI's own default
 CLIENT = "x-gateway-inference-fairness-id"
@@ -120,7 +121,7 @@ def request_fields(body: Asked, headers: Mapping[str, str]) -> dict[str, Any]:
     return {
         "client": body.client or headers.get(CLIENT, "")[:MAX_NAME] or body.user, "priority": body.priority,
         "slo": SLO(**objectives) if objectives else None, "timeout": body.timeout, "predicted_len": body.predicted_len,
-        "answer_len": body.answer_len, "session": body.session,
+        "answer_len": body.answer_len, "session": body.session, "trace": trace_context(headers),
     }  # fmt: skip
 
 

@@ -19,9 +19,11 @@ LONGEST_RETRY = 60.0  # s
 
 
 class Live:
-    """`streams` by request. `idle` is set while there are none. busy_since: s, when there was last nobody before."""
+    """`streams` by request. `idle` is set while there are none. busy_since: s, when there was last nobody before. told: hears
+    of each end too."""
 
-    def __init__(self) -> None:
+    def __init__(self, told: Callable[[Stream, Ending], None] | None = None) -> None:
+        self._told = told
         self.streams: dict[Request, Stream] = {}
         self.idle = asyncio.Event()
         self.idle.set()
@@ -73,3 +75,5 @@ class Live:
             "request %r ended by %s: %d + %d tokens, %.3f s%s",
             stream.key, ending.reason, request.prompt_len, ending.num_tokens, ending.time - request.arrival, said,
         )  # fmt: skip
+        if self._told is not None:
+            self._told(stream, ending)

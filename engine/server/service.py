@@ -12,7 +12,7 @@ import gc
 import logging
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -46,6 +46,7 @@ from .predicting import Predicting
 from .streams import Stream
 from .tally import Tally
 from .timed import Timed
+from .traces import Traces
 
 log = logging.getLogger(__name__)
 
@@ -60,8 +61,8 @@ class Service:
     max_waiting: requests that may wait (for a prediction, a slot, KV), those that were preempted included; one more is refused.
     predictor: predicts lengths, in its own thread; a policy that needs predictions waits prediction_deadline s for one, then
     `fallback_len` tokens stand in, as for a prediction that is no length. None: whoever submits says predicted_len. replay:
-    answers may be forced to a length. starved_after: see Tally. check: assert all counts at every step. Raises ValueError for
-    limits that do not fit each other or the model.
+    answers may be forced to a length. starved_after: see Tally. check: assert all counts at every step. traces: takes a span of
+    each request; closed with the service. Raises ValueError for limits that do not fit each other or the model.
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class Service:
         seed: int = 0,
         replay: bool = False,
         check: bool = False,
+        traces: Traces | None = None,
     ) -> None:
         model = engine.model
         if not 2 <= max_model_len <= model.max_positions:
@@ -115,7 +117,8 @@ class Service:
         self._predicting = predicting = None
         if predictor is not None and fallback_len is not None:
             self._predicting = predicting = Predicting(predictor, fallback_len, inbox.predicted)
-        self._live = live = Live()
+        self._traces = traces
+        self._live = live = Live(None if traces is None else lambda stream, ending: traces.ended(stream, ending, self.now))
         warm_up(engine, kv.block_size)
         self._executor = engine.executor(
             kv, clock, sampling=inbox.sampling, answer_lens=inbox.answer_lens, seed=seed, max_num_seqs=max_num_seqs,
@@ -160,6 +163,8 @@ class Service:
         """End whatever lives, and the threads; one that hangs ends with the process."""
         await self.drain(0.0)
         self._inbox.close()
+        if self._traces is not None:
+            await asyncio.to_thread(self._traces.close)
         if self._loop is None:
             return
         gc.unfreeze()
@@ -189,9 +194,11 @@ class Service:
         predicted_len: float | None = None,
         answer_len: int | None = None,
         session: str | None = None,
+        trace: Mapping[str, str] | None = None,
     ) -> Stream:
         """Hand in a request. prompt: its text, for the predictor. timeout: s from now. predicted_len: tokens, instead of what
-        the predictor says. answer_len: the answer has so many, whatever they are; the scheduler is not told.
+        the predictor says. answer_len: the answer has so many, whatever they are; the scheduler is not told. trace: the span it
+        belongs to, as `traceparent` and `tracestate`.
 
         Raises Down, Full, and ValueError, each before anything has changed, the last for what `Inbox.submit` refuses, a request
         that can never be served (with the numbers), a predicted_len that is no length, one that is missing where the policy
@@ -212,7 +219,7 @@ class Service:
         except ValueError:
             self._tally.num_invalid += 1
             raise
-        stream = Stream(key, request)
+        stream = Stream(key, request, trace)
         self._live.add(stream)
         if asks is not None:
             asks.ask(request)

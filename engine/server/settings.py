@@ -45,6 +45,7 @@ class Settings:
     prediction_deadline: float = 0.05
     starved_after: float = 30.0
     replay: bool = False
+    otlp_endpoint: str | None = None
 
     def __post_init__(self) -> None:
         for name, least in LEAST.items():
@@ -62,6 +63,9 @@ class Settings:
             raise ValueError(f"server.max_prompt_tokens={most!r}: a whole number of at least 1, or null")
         if self.api_key is not None and (not isinstance(self.api_key, str) or not self.api_key.strip()):
             raise ValueError("server.api_key must be a string that is not empty, or null")
+        endpoint = self.otlp_endpoint
+        if endpoint is not None and not (isinstance(endpoint, str) and endpoint.startswith(("http://", "https://"))):
+            raise ValueError(f"server.otlp_endpoint={endpoint!r}: a URL like http://localhost:4318/v1/traces, or null")
         if self.api_key is None and not is_loopback(self.host):
             raise ValueError(
                 f"server.host={self.host}: without server.api_key only a loopback address is bound (127.0.0.1, ::1, localhost)"

@@ -4,6 +4,7 @@ costs at most its answer."""
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from lengthwise.sched import Request
@@ -28,11 +29,12 @@ class Delta(NamedTuple):
 
 
 class Stream:
-    """One live request, read by one task of the event loop, in whose thread all of this runs."""
+    """One live request, read by one task of the event loop, in whose thread all of this runs. trace: see Traces."""
 
-    def __init__(self, key: str, request: Request) -> None:
+    def __init__(self, key: str, request: Request, trace: Mapping[str, str] | None = None) -> None:
         self.key = key
         self.request = request
+        self.trace = trace
         self._token_ids: list[int] = []
         self._texts: list[str] = []
         self._logprobs: list[Logprobs] = []
