@@ -1,5 +1,7 @@
-"""aiperf: its inter-token latency is (last response - first) / (tokens - those of the first response), one where a response is
-one token, as here. Responses without text are passed over.
+"""aiperf: its inter-token latency is (last response - first) / (tokens - 1), our TPOT where a response is one token, as here.
+
+Responses without text count for nothing, so that a last token that shows none (an end, which is ignored) ends its time one
+token early. Tokens are those of the server's usage; told nothing, it would count those of the text, which can be fewer.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Make the virtual environments of the load clients: `setup.py FOLDER [--only openai guidellm aiperf genai_bench]`.
 
-One for each, because they ask for what the others refuse: openai 60 MB, guidellm 1.5 GB, aiperf 1.2 GB, genai-bench 1.3 GB.
+One for each, because they ask for what the others refuse: openai 60 MB, guidellm 1.5 GB, aiperf 1.2 GB, genai-bench 2.1 GB.
 Each is made once (a second call only looks; one that was broken off is made anew) and tried: the client has to start. One that
 does not is reported, and the others are made all the same. LENGTHWISE_CLIENTS=FOLDER tells the tests where they are.
 """

@@ -54,6 +54,6 @@ def test_a_client_measures_what_the_server_counts(run, server, name, tmp_path):
         pytest.skip(f"{name} is not in {folder}: benchmarks/clients/setup.py {folder} --only {name}")
     load = run.Load()
     theirs, ours = run.measured(name, folder, server, load, tmp_path / name)
-    assert theirs.num == ours.num == load.num_requests
+    assert theirs.num == ours.num >= load.num_requests  # one may end while it is told to stop
     assert theirs.tpot == pytest.approx(ours.tpot, rel=0.05)
     assert ours.ttft <= theirs.ttft <= 1.05 * ours.ttft + ALLOWED
