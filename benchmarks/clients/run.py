@@ -23,6 +23,7 @@ from .server import Server, between, counters, serving
 CLIENTS = {
     "lengthwise": own_bench, "openai": openai_client, "guidellm": guidellm, "aiperf": aiperf, "genai_bench": genai_bench,
 }  # fmt: skip
+SERVED = ("model=smollm2", "executor.threads=1")  # so that on two cores a client has one
 LIMIT = 300.0  # s that one client may take
 
 
@@ -59,7 +60,7 @@ def main() -> int:
         + "|---" * 9
         + "|"
     )
-    with tempfile.TemporaryDirectory() as scratch, serving(Path(scratch) / "server.log", "model=smollm2") as server:
+    with tempfile.TemporaryDirectory() as scratch, serving(Path(scratch) / "server.log", *SERVED) as server:
         for name in args.only:
             theirs, ours = measured(name, args.folder.resolve(), server, load, Path(scratch) / name)
             cells = [name, theirs.num, ours.num]

@@ -42,7 +42,7 @@ def run():
 @pytest.fixture(scope="module")
 def server(run, tmp_path_factory):
     log = tmp_path_factory.mktemp("server") / "log"
-    with run.serving(log, "model=smollm2", "check=true") as server:
+    with run.serving(log, *run.SERVED) as server:
         yield server
     assert not [line for line in log.read_text().splitlines() if "ERROR" in line or "Traceback" in line]
 
