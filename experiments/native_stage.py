@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import lengthwise.engine.native  # noqa: F401 - light, and says how OpenMP workers wait before anything loads their runtime
 from lengthwise.engine.simulated import SimulatedClock
 from lengthwise.engine.simulated.cost import CostModel
 from lengthwise.engine.simulated.hardware import Hardware
