@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
+from urllib.request import urlopen
 
 import numpy as np
 
@@ -30,6 +31,8 @@ from .run import Run
 ENGINE = "lengthwise.experiments.native_stage.NativeStage"
 SETTINGS = "lengthwise.engine.server.settings.Settings"
 SCHEDULING = ("policy", "batching", "kv", "preemption", "limits")
+FALLBACKS = "lengthwise_prediction_fallbacks_total"
+OWN = frozenset(("host", "port", "api_key", "replay"))  # of the settings
 FIRST_COME = {  # what the saturation rate is of, as in simulation
     "policy": {"_target_": "lengthwise.sched.policies.FCFS"},
     "batching": {"_target_": "lengthwise.sched.batching.Chunked"},
@@ -66,6 +69,8 @@ class ServedStage:
                 f"hardware={name(cfg, 'hardware')}: the server runs on this machine; hardware=null, or the engine's profile"
             )
         self._client("http://127.0.0.1", {}).check({**cfg, "choices": {}, "predictor": self._said(cfg), "saturation": 1.0})
+        if own := sorted(OWN.intersection(self.settings)):
+            raise ValueError(f"executor.settings.{own[0]}={self.settings[own[0]]!r}: the stage says that itself")
         make(self._settings(1))
 
     def rows_key(self) -> dict[str, Any]:
@@ -93,8 +98,14 @@ class ServedStage:
             predictor = None  # an oracle's words are the client's
         with self._server({**cfg, "predictor": predictor}, len(asked.workload)) as client:
             run = client.run({**cfg, "predictor": self._said(cfg)}, asked)
+            replaced = fallbacks(client.target) if predictor is not None else {}
         run.summary["cell"]["executor"] = "served"
-        run.summary["provenance"]["marks"] += [] if mark is None else [mark]
+        marks = [] if mark is None else [mark]
+        if replaced:
+            run.summary["provenance"]["predictor"] |= {"fallback": replaced}
+            kinds = ", ".join(f"{kind} {n}" for kind, n in replaced.items())
+            marks.append(f"a constant stood in for {sum(replaced.values())} of {len(run.requests)} predictions ({kinds})")
+        run.summary["provenance"]["marks"] += marks
         return run
 
     @contextmanager
@@ -125,3 +136,13 @@ class ServedStage:
     def _said(self, cfg: Config) -> Any:
         """The predictor at work in the client: an oracle, or none."""
         return None if predictor_target(cfg) is None or is_learned(cfg) else cfg["predictor"]
+
+
+def fallbacks(url: str) -> dict[str, int]:
+    """Predictions that a constant stood in for, by kind, as the server at `url` has counted them."""
+    from prometheus_client.parser import text_string_to_metric_families
+
+    with urlopen(f"{url}/metrics", timeout=60) as page:
+        families = text_string_to_metric_families(page.read().decode())
+    counted = (sample for family in families for sample in family.samples if sample.name == FALLBACKS)
+    return {sample.labels["kind"]: int(sample.value) for sample in counted if sample.value}

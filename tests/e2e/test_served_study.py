@@ -146,6 +146,7 @@ def test_an_artefact_is_asked_only_what_it_has_not_learned(recorded, tmp_path):
         ({"lengths": "forced"}, {}, "would tell the scheduler"),
         ({}, {"hardware": "llama31_8b_h100"}, "hardware=null, or the engine's profile"),
         ({"settings": {"drain": -1.0}}, {}, "server.drain=-1.0"),
+        ({"settings": {"port": 80}}, {}, "executor.settings.port=80"),
         ({"lengths": "free"}, {"predictor": "oracle"}, "no oracle can know"),
         ({}, {"policy": "none_such"}, "none_such"),
     ],
@@ -155,6 +156,23 @@ def test_what_cannot_be_served_is_refused_before_a_server_starts(stage, options,
     options = {"policy": "fcfs", "arrivals": "deterministic", "rate": 1.0, "num_requests": 1, **options}
     with pytest.raises(ValueError, match=says):
         lengthwise.simulate(workload=data, executor=ServedStage(None, **stage), **options)
+
+
+def test_predictions_that_a_constant_stood_in_for_are_counted(recorded):
+    """The learned arm is only as learned as its predictions were in time."""
+    root, kept = recorded
+    done = command(
+        "run", *TINY, "model.source=model", "name=late", "executor=served", "+executor.settings.prediction_deadline=1e-6",
+        "+executor.engine.attention=torch", "workload=saved", f"workload.path={kept}", "workload.answered=true",
+        "policy=srpt", "predictor=transferred", "artefact=artefact", "num_requests=20", "rate=20", cwd=root,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (cell,) = (root / "runs" / "late").glob("srpt-*/")
+    provenance = Run.load(cell).summary["provenance"]
+    late = provenance["predictor"]["fallback"]["late"]
+    assert 0 < late <= 20
+    assert any(f"a constant stood in for {late} of" in mark for mark in provenance["marks"])
+    assert any(mark.startswith("transfer: ") for mark in provenance["marks"])
 
 
 def test_a_server_that_does_not_come_up_says_why():
