@@ -12,7 +12,7 @@ from lengthwise.sched import SLO, Clock, Scheduler, serve
 
 from .asked import Prepared, asked
 from .nodes import Config, load_dataset, load_policy, load_scheduler, load_stage, new_kv
-from .provenance import cell_names, name, provenance, session_marks
+from .provenance import cell_names, load_marks, name, provenance, session_marks
 from .recorder import Recorder
 from .run import Run, build
 from .stage import Asking
@@ -70,7 +70,7 @@ def run_cell(cfg: Config, prepared: Prepared) -> Run:
     )
     run.summary["volatile"].update(stage.measured(executor, cpu, int(run.steps["num_steps"].sum())))
     run.workload = workload
-    marks = [*stage.marks(cfg, run), *session_marks(run, workload, requested.rate)]
+    marks = [*stage.marks(cfg, run), *load_marks(cfg), *session_marks(run, workload, requested.rate)]
     run.summary["provenance"]["marks"] = [*predicted.info.get("marks", []), *marks]
     return run
 

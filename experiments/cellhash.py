@@ -40,8 +40,9 @@ READERS = frozenset(  # modules of experiments/ that start cells or read their r
         "wandb_check", "wandb_log", "wandb_predictors", "wandb_session",
     )
 )  # fmt: skip
-SERVER = "engine/server"
-OUTSIDE = ("experiments/figures/", f"{SERVER}/")
+NAMING = ("path", "artefact")  # keys whose values are files or folders, whatever they are called
+SERVING = ("engine/server", "experiments/serve_app.py", "experiments/serve_cell.py")
+OUTSIDE = ("experiments/figures/", f"{SERVING[0]}/")
 SERVED = "lengthwise.experiments.served_stage.ServedStage"  # what its cells measure goes through the server
 
 
@@ -68,8 +69,13 @@ def identity(cfg: Mapping[str, Any]) -> dict[str, Any]:
         "code": code(("sched", "engine", "predictors", "experiments")),
         "plugins": plugins(config),
         "files": files(config),
-        **({"server": code((SERVER,))} if config["executor"].get("_target_") == SERVED else {}),
+        **({"server": code(SERVING)} if is_served(config) else {}),
     }
+
+
+def is_served(config: Mapping[str, Any]) -> bool:
+    executor = config.get("executor")
+    return isinstance(executor, Mapping) and executor.get("_target_") == SERVED
 
 
 def cell_hash(cfg: Mapping[str, Any], prepared: Mapping[str, Any]) -> str:
@@ -105,7 +111,7 @@ def code(parts: tuple[str, ...]) -> str:
         path = PACKAGE / part
         for file in sorted(path.rglob("*.py")) if path.is_dir() else [path] if path.is_file() else []:
             name = str(file.relative_to(PACKAGE))
-            if name not in READERS and (part == SERVER or not name.startswith(OUTSIDE)):
+            if (name not in READERS and not name.startswith(OUTSIDE)) or part in SERVING:
                 total.update(name.encode() + b"\0" + file.read_bytes())
     return total.hexdigest()[:16]
 
@@ -121,11 +127,14 @@ def files(node: Any) -> dict[str, str]:
     LENGTHWISE_DATA, and for the data files that its workloads find by their own names. Packages are known by their version."""
     found = {}
     data = os.environ.get("LENGTHWISE_DATA")
+    paths = {part[key] for part in _mappings(node) for key in NAMING if isinstance(part.get(key), str)}
     for text in _strings(node):
-        named = "/" in text or text.endswith(".yaml")
+        named = "/" in text or text.endswith(".yaml") or text in paths
         for path in ([Path(data).expanduser() / text] if data and text else []) + ([Path(text)] if named else []):
-            if path.is_file() or ("/" in text and path.exists()):
+            if path.is_file() or (("/" in text or text in paths) and path.exists()):
                 found[text] = _hash(path)
+                if (answers := path.parent / "requests.parquet").is_file():  # of the cell that kept a workload
+                    found[f"{text}/../{answers.name}"] = _hash(answers)
                 break
     for part in _mappings(node):
         if str(part.get("_target_", "")).startswith("lengthwise.experiments.workloads."):

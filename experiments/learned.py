@@ -57,7 +57,7 @@ def make_predictions(cfg: Config) -> Made:
 
     fold = np.full(len(dataset), -1, dtype=np.int64)
     if fitted[0].fitted:
-        _refuse_foreign(fitted[0], dataset)
+        refuse_foreign(fitted[0], dataset)
         predictions = guard(fitted[0]).predict_columns(dataset.prompts, dataset.prompt_len)
     elif not fitted[0].per_row:
         cut = np.zeros(len(dataset), dtype=bool) if dataset.censored is None else dataset.censored
@@ -89,15 +89,12 @@ def make_predictions(cfg: Config) -> Made:
     return predictions, fold, info
 
 
-def _refuse_foreign(predictor: LengthPredictor, dataset: Dataset) -> None:
-    """Refuse a fitted predictor that counts lengths otherwise than the workload, or has learned from its prompts."""
+def refuse_foreign(predictor: LengthPredictor, dataset: Dataset) -> str | None:
+    """Refuse a fitted predictor that counts lengths otherwise than the workload, or has learned from its prompts. Returns the
+    mark of one that may count otherwise."""
+    mark = None
     if predictor.training_median is not None or predictor.unit is not None:  # else a stated length: nothing was learned
-        predictor.check_unit(dataset.unit)
-    refuse_seen(predictor, dataset)
-
-
-def refuse_seen(predictor: LengthPredictor, dataset: Dataset) -> None:
-    """Raises ValueError where a fitted predictor has learned from prompts of the workload."""
+        mark = predictor.check_unit(dataset.unit)
     seen = predictor.has_seen(dataset.prompts) if dataset.prompts is not None else np.zeros(len(dataset), dtype=bool)
     if seen.any():
         raise ValueError(
@@ -105,6 +102,7 @@ def refuse_seen(predictor: LengthPredictor, dataset: Dataset) -> None:
             f"would not be out of sample; give the predictor itself (predictor={predictor.name}), trained out of fold, or "
             "only what it has not seen (reshape=unseen reshape.artefact=PATH)"
         )
+    return mark
 
 
 def _refuse_none(

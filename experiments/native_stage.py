@@ -74,10 +74,11 @@ class NativeStage:
             raise ValueError(
                 "executor.lengths=free: the model decides how long answers are, which no oracle can know beforehand"
             )
-        if cfg["rate"] is None and cfg["load"] is not None and self.times == "measured" and not is_profile(cfg):
+        known = cfg["rate"] is not None or cfg["load"] is None or cfg.get("saturation") is not None
+        if not known and self.times == "measured" and not is_profile(cfg):
             raise ValueError(
-                f"load={cfg['load']:g} on a real engine is a share of a rate that nobody has measured: give rate= (requests/s) "
-                "or the engine's profile (hardware=profiled hardware.path=PATH, written by `lengthwise profile`)"
+                f"load={cfg['load']:g} on a real engine is a share of a rate that nobody has measured: give rate= or "
+                "saturation=, or the engine's profile (hardware=profiled hardware.path=PATH, written by `lengthwise profile`)"
             )
 
     # --- rows -----------------------------------------------------------------------------------------------------------
@@ -174,7 +175,7 @@ class NativeStage:
         why = self._why_no_profile(cfg)
         if why:
             out.append(f"slowdown is absent: {why}")
-        if run.summary["cell"]["load"] is not None:
+        if run.summary["cell"]["load"] is not None and cfg.get("saturation") is None:
             out.append(f"the load is of a saturation rate simulated with the profile {load_hardware(cfg).name}")
         return out
 
@@ -189,7 +190,7 @@ class NativeStage:
         """Why the hardware node says nothing of this engine; None where it is its profile."""
         if cfg.get("hardware") is None:
             return "no profile of this engine is given (hardware=profiled hardware.path=PATH)"
-        return why_another(load_hardware(cfg), self.loaded())
+        return why_another(load_hardware(cfg), facts(self.loaded()))
 
 
 def step_seconds(cost: CostModel, plan: Plan) -> float:
@@ -211,12 +212,11 @@ def facts(engine: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def why_another(hardware: Hardware, engine: Any) -> str | None:
-    """How `hardware` differs from a profile of `engine` on this machine; None where it is one."""
+def why_another(hardware: Hardware, here: Mapping[str, Any]) -> str | None:
+    """How `hardware` differs from a profile of the engine that these `facts` are of; None where it is one."""
     profile = hardware.provenance.get("profile")
     if not isinstance(profile, Mapping):
         return f"hardware {hardware.name} is no profile of an engine"
-    here = facts(engine)
     other = [f"{key} {profile.get(key)!r}, here {value!r}" for key, value in here.items() if profile.get(key) != value]
     return f"{hardware.name} was profiled with {'; '.join(other)}" if other else None
 

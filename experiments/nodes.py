@@ -164,6 +164,11 @@ def is_learned(cfg: Config) -> bool:
     return target is not None and not hasattr(target, "from_truth")
 
 
+def is_asked(cfg: Config) -> bool:
+    """Whether the cell asks a server that schedules by itself; see stage.py."""
+    return cfg.get("executor") is not None and hasattr(load_stage(cfg), "run")
+
+
 def is_prepared(cfg: Config) -> bool:
     """Whether a learned predictor's words are had beforehand; a server that we only ask has its own predictor at work."""
-    return is_learned(cfg) and (cfg.get("executor") is None or not hasattr(load_stage(cfg), "run"))
+    return is_learned(cfg) and not is_asked(cfg)

@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 import lengthwise
 from lengthwise.predictors.predictions import Predictions
 
-from .cellhash import LEARNING, code, digest, files, plugins
+from .cellhash import LEARNING, SERVING, code, digest, files, plugins
 from .learned import make_predictions, predictions_key
-from .nodes import is_prepared
+from .nodes import is_asked, is_prepared
 from .paths import PREPARED, remove_stale, temporary
 from .saturation import measure_saturation, saturation_key
 
@@ -45,6 +45,7 @@ SATURATION = (
     "experiments/prefixes.py",
     "experiments/served.py",
 )
+ASKING = ("experiments/served_stage.py", "experiments/remote_stage.py", "experiments/bench")
 
 
 class Prepared:
@@ -102,7 +103,7 @@ class Prepared:
 
     def _path(self, kind: str, cfg: Cfg) -> Path:
         key = saturation_key(cfg) if kind == "saturation" else predictions_key(cfg)
-        parts = SATURATION if kind == "saturation" else LEARNING
+        parts = LEARNING if kind == "predictions" else (*SATURATION, *SERVING, *ASKING) if is_asked(cfg) else SATURATION
         key = {"key": key, "version": lengthwise.__version__, "code": code(parts), "plugins": plugins(key), "files": files(key)}
         return self.folder / kind / digest(key)
 

@@ -66,6 +66,14 @@ def range_marks(run: Run, hardware: Hardware) -> list[str]:
     return [f"{outside:.1%} of the busy time outside the fitted range {dict(hardware.cost.fitted_range)} of {hardware.name}"]
 
 
+def load_marks(cfg: Config) -> list[str]:
+    """A mark where the load is a share of a rate that somebody stated."""
+    stated = cfg.get("saturation")
+    if stated is None or cfg["load"] is None or cfg["rate"] is not None:
+        return []
+    return [f"the load is a share of {stated:g} requests/s, which were stated"]
+
+
 def session_marks(run: Run, workload: Workload, rate: float | None) -> list[str]:
     """A mark when so much of the sessions comes after the last start that the window saw less than the rate asked for."""
     window = run.summary["window"]

@@ -31,7 +31,7 @@ from .dataset import Dataset, Workload
 from .draw import stream
 from .nodes import Config, is_learned, predictor_target
 from .paths import root
-from .provenance import cell_names, provenance, session_marks
+from .provenance import cell_names, load_marks, provenance, session_marks
 from .run import Run, build
 from .saturation import middle_rate
 from .source import WorkloadSource
@@ -194,7 +194,7 @@ class RemoteStage:
         sent = sending(run.requests, asked.window, run.summary["window"]["run_end"])
         run.summary["metrics"] |= sent.metrics
         run.summary["flags"] |= sent.flags
-        marks = [*self._marks(run, driven, cfg.get("saturation") is not None), *session_marks(run, workload, asked.rate)]
+        marks = [*self._marks(run, driven), *load_marks(cfg), *session_marks(run, workload, asked.rate)]
         run.summary["provenance"]["marks"] = marks
         run.workload, run.tokens, run.raw = workload, seen.tokens(), path
         return run
@@ -220,15 +220,14 @@ class RemoteStage:
             out["predictor"] = str(self.server.get("predictor", UNKNOWN))
         return {**out, "executor": "remote", "model": model}
 
-    def _marks(self, run: Run, driven: Driven, stated: bool) -> list[str]:
+    def _marks(self, run: Run, driven: Driven) -> list[str]:
         metrics, requests = run.metrics, run.requests
         ended = int((requests["output_len"] > 0).sum())
         counted = run.summary["provenance"]["counting"]
         pairs = [(metrics[f"{name}_rps"], metrics[f"{name}_cv"]) for name in ("arrival", "sent")]
         marks = [OUTSIDE, differs(pairs[0], pairs[1])]
-        if run.summary["cell"]["load"] is not None:
-            how = "stated" if stated else "measured by a burst, once for every cell that needs it"
-            marks.append(f"the load is a share of a saturation rate that was {how}")
+        if run.summary["cell"]["load"] is not None and self.measure_saturation:
+            marks.append("the load is a share of a saturation rate measured by a burst, once for every cell that needs it")
         if counted["by_usage"] < ended:
             marks.append(f"output tokens of {ended - counted['by_usage']} of {ended} requests are counted by events: no usage")
         if counted["miscounted"]:

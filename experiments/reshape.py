@@ -54,7 +54,7 @@ def head(dataset: Dataset, *, num_rows: int) -> Dataset:
     return take(dataset, np.arange(num_rows), head={"num_rows": num_rows, "of": len(dataset)})
 
 
-def unseen(dataset: Dataset, *, artefact: str) -> Dataset:
+def unseen(dataset: Dataset, *, artefact: str | None) -> Dataset:
     """The rows whose prompts the artefact (a folder of `lengthwise train`) has not learned from, nor from near-duplicates."""
     from lengthwise.predictors.artefact import load
 

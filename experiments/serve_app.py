@@ -21,7 +21,7 @@ from lengthwise.sched.rehearsal import JumpingClock, Log, PlainExecutor, Script
 
 from .composer import plain
 from .hints import run_app
-from .native_stage import NativeStage
+from .native_stage import NativeStage, facts
 from .nodes import Config, load_policy, load_stage, make, new_kv, predictor_target
 
 if TYPE_CHECKING:
@@ -82,7 +82,8 @@ def compose_service(cfg: Config, settings: Settings) -> tuple[Service, dict[str,
         check=cfg["check"], traces=traces,
     )  # fmt: skip
     names = {group: cfg["choices"].get(group) for group in ("policy", "batching", "kv", "preemption", "limits")}
-    return service, {**names, "predictor": told.words, "marks": told.marks}
+    about = {"predictor": told.words, "marks": told.marks, "kv_pool_tokens": stage.pool_tokens(cfg), "engine": facts(engine)}
+    return service, {**names, **about}
 
 
 def served_stage(cfg: Config) -> NativeStage:

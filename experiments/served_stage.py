@@ -9,21 +9,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
+from urllib.error import HTTPError
 from urllib.request import urlopen
 
 import numpy as np
 
 from lengthwise.predictors.constant import Constant
+from lengthwise.predictors.predictor import LengthPredictor
 
 from .asked import Asked
 from .bench.body import LENGTHS
 from .bench.child import child
 from .dataset import Dataset
-from .learned import refuse_seen
-from .native_stage import is_profile
-from .nodes import Config, is_learned, make, predictor_target
+from .learned import refuse_foreign
+from .native_stage import is_profile, why_another
+from .nodes import Config, is_learned, load_hardware, make, predictor_target
 from .provenance import name
 from .remote_stage import RemoteStage
 from .run import Run
@@ -31,6 +33,9 @@ from .run import Run
 ENGINE = "lengthwise.experiments.native_stage.NativeStage"
 SETTINGS = "lengthwise.engine.server.settings.Settings"
 SCHEDULING = ("policy", "batching", "kv", "preemption", "limits")
+BURST = 12  # x max_num_seqs requests measure the saturation rate
+PATIENT = 1e6  # s without a byte: who starves is not to be given up, as nobody is in simulation
+NODES = "what another process is to make must be a node, by name or as a mapping"
 FALLBACKS = "lengthwise_prediction_fallbacks_total"
 OWN = frozenset(("host", "port", "api_key", "replay"))  # of the settings
 FIRST_COME = {  # what the saturation rate is of, as in simulation
@@ -46,7 +51,7 @@ class ServedStage:
     """An Asking, see stage.py. model: node of a ServedModel. engine: fields of NativeStage (compiled, linears, ...). settings:
     of the server's Settings. route: chat, or completions where the workload has no text. lengths: replay, answers are as long
     as the workload's, by answer_len, which the scheduler is not told; free, the model's own end decides. body: fields of every
-    request. burst: what measures the saturation rate, under FCFS: num_requests, so many at a time. seed: of ids made up.
+    request. seed: of ids made up.
     """
 
     model: Any
@@ -55,13 +60,16 @@ class ServedStage:
     route: str = "chat"
     lengths: str = "replay"
     body: Mapping[str, Any] = field(default_factory=dict)
-    burst: Mapping[str, int] = field(default_factory=lambda: {"num_requests": 400, "concurrency": 128})
     seed: int = 0
 
     default_hardware: ClassVar[str | None] = None
     schedules: ClassVar[bool] = True
 
     def check(self, cfg: Config) -> None:
+        nodes = {**{group: cfg.get(group) for group in SCHEDULING}, "executor.model": self.model}
+        if objects := [key for key, node in nodes.items() if not isinstance(node, Mapping)]:
+            kind = type(nodes[objects[0]]).__name__
+            raise ValueError(f"{objects[0]} is a {kind}: {NODES}")
         if self.lengths == "forced":
             raise ValueError(f"executor.lengths=forced would tell the scheduler; choose {LENGTHS[1]} or {LENGTHS[2]}")
         if cfg.get("hardware") is not None and not is_profile(cfg):
@@ -72,6 +80,10 @@ class ServedStage:
         if own := sorted(OWN.intersection(self.settings)):
             raise ValueError(f"executor.settings.{own[0]}={self.settings[own[0]]!r}: the stage says that itself")
         make(self._settings(1))
+        if cfg["limits"].get("clip"):
+            raise ValueError("limits.clip=true is for runs of a workload; a server takes what its clients ask")
+        if is_learned(cfg):
+            _learned(cfg)
 
     def rows_key(self) -> dict[str, Any]:
         return {key: dict(value) if isinstance(value, Mapping) else value for key, value in vars(self).items()}
@@ -80,33 +92,44 @@ class ServedStage:
         return self._client("", {}).rows(dataset)
 
     def saturation(self, cfg: Config, dataset: Dataset) -> dict[str, Any]:
-        fcfs = {**cfg, **FIRST_COME, "predictor": None}
-        with self._server(fcfs, self.burst["num_requests"]) as client:
-            return {**client.saturation(cfg, dataset), "policy": "fcfs + chunked + paged"}
+        """Under FCFS, BURST x max_num_seqs requests at once."""
+        num = BURST * cfg["limits"]["max_num_seqs"]
+        with self._server({**cfg, **FIRST_COME, "predictor": None}, num) as client:
+            measured = replace(client, burst={"num_requests": num, "concurrency": num}).saturation(cfg, dataset)
+        return {**measured, "policy": "fcfs + chunked + paged"}
 
     def run(self, cfg: Config, asked: Asked) -> Run:
-        """Raises ValueError where the server does not come up or ends by itself, or its predictor has learned the prompts."""
-        predictor, dataset, mark = cfg.get("predictor"), asked.workload.dataset, None
+        """Raises ValueError where the server does not come up, ends or fails, where its predictor has learned from the prompts,
+        and where a constant stood in for all its predictions."""
+        predictor, dataset, mark = None, asked.workload.dataset, None  # an oracle's words are the client's
         if is_learned(cfg):
-            made = make(predictor)
+            made, predictor = _learned(cfg), cfg["predictor"]
+            mark = refuse_foreign(made, dataset)
             if isinstance(made, Constant) and not made.fitted:  # says what it would have learned, as in simulation
-                predictor = {**(predictor or {}), "length": float(np.median(dataset.output_len))}
-            else:
-                refuse_seen(made, dataset)
-                mark = made.check_unit(dataset.unit)
-        else:
-            predictor = None  # an oracle's words are the client's
+                predictor = {**predictor, "length": float(np.median(dataset.output_len))}
         with self._server({**cfg, "predictor": predictor}, len(asked.workload)) as client:
             run = client.run({**cfg, "predictor": self._said(cfg)}, asked)
-            replaced = fallbacks(client.target) if predictor is not None else {}
-        run.summary["cell"]["executor"] = "served"
-        marks = [] if mark is None else [mark]
+            refuse_failed(str(client.target))
+            replaced = {} if predictor is None else fallbacks(str(client.target))
+        provenance, num = run.summary["provenance"], len(run.requests)
+        about = provenance["server"]["told"]["models"][0]["metadata"]
+        marks = [mark, *self._differs(cfg, about)]
         if replaced:
-            run.summary["provenance"]["predictor"] |= {"fallback": replaced}
             kinds = ", ".join(f"{kind} {n}" for kind, n in replaced.items())
-            marks.append(f"a constant stood in for {sum(replaced.values())} of {len(run.requests)} predictions ({kinds})")
-        run.summary["provenance"]["marks"] += marks
+            words = f"a constant stood in for {sum(replaced.values())} of {num} predictions ({kinds})"
+            if sum(replaced.values()) >= num:
+                raise ValueError(f"{words}: nothing was predicted")
+            provenance["predictor"] |= {"fallback": replaced}
+            marks.append(words)
+        run.summary["cell"]["executor"] = "served"
+        provenance |= {"kv_pool_tokens": about["kv_pool_tokens"], "engine": about["engine"]}
+        provenance["marks"] += [mark for mark in marks if mark]
         return run
+
+    def _differs(self, cfg: Config, about: Mapping[str, Any]) -> list[str]:
+        """A mark where the profile that simulations stand on is of another engine than the one that served."""
+        why = None if cfg.get("hardware") is None else why_another(load_hardware(cfg), about["engine"])
+        return [] if why is None else [f"simulated beside another engine: {why}"]
 
     @contextmanager
     def _server(self, cfg: Config, num_requests: int) -> Iterator[RemoteStage]:
@@ -117,7 +140,7 @@ class ServedStage:
     def serving(self, cfg: Config, num_requests: int) -> dict[str, Any]:
         """What `lengthwise serve` would be told: the scheduling and the predictor of `cfg`, and no bound on the queue."""
         return {
-            **{group: cfg[group] for group in SCHEDULING}, "predictor": cfg["predictor"], "check": cfg.get("check", False),
+            **{group: cfg[group] for group in SCHEDULING}, "predictor": cfg["predictor"], "check": False,
             "choices": dict(cfg.get("choices") or {}), "server": self._settings(num_requests),
             "executor": {"_target_": ENGINE, "_recursive_": False, "_convert_": "all", "model": self.model, **self.engine},
         }  # fmt: skip
@@ -125,7 +148,7 @@ class ServedStage:
     def _client(self, url: str, server: Mapping[str, Any]) -> RemoteStage:
         return RemoteStage(
             target=url, server=server, route=self.route, lengths=self.lengths, body=self.body, extensions=True,
-            burst=self.burst, seed=self.seed,
+            stall=PATIENT, seed=self.seed,
         )  # fmt: skip
 
     def _settings(self, num_requests: int) -> dict[str, Any]:
@@ -136,6 +159,28 @@ class ServedStage:
     def _said(self, cfg: Config) -> Any:
         """The predictor at work in the client: an oracle, or none."""
         return None if predictor_target(cfg) is None or is_learned(cfg) else cfg["predictor"]
+
+
+def _learned(cfg: Config) -> LengthPredictor:
+    """The cell's learned predictor. Raises ValueError for one that has learned nothing."""
+    if not isinstance(cfg["predictor"], Mapping):
+        raise ValueError(f"predictor is a {type(cfg['predictor']).__name__}: {NODES}")
+    made = make(cfg["predictor"])
+    if not isinstance(made, LengthPredictor) or not (made.fitted or isinstance(made, Constant)):
+        raise ValueError(
+            f"predictor={name(cfg, 'predictor')} has learned nothing: `lengthwise train predictor={name(cfg, 'predictor')}`, "
+            "then predictor=artefact artefact=PATH"
+        )
+    return made
+
+
+def refuse_failed(url: str) -> None:
+    """Raises ValueError where the engine of the server at `url` has failed."""
+    try:
+        with urlopen(f"{url}/health", timeout=60):
+            pass
+    except HTTPError as error:
+        raise ValueError(f"the engine failed while it served: {error.read().decode(errors='replace')[:300]}") from None
 
 
 def fallbacks(url: str) -> dict[str, int]:

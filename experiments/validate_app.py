@@ -45,8 +45,8 @@ def app(config: DictConfig) -> None:
 
 def checked(cfg: Config) -> tuple[list[float], list[int], dict[str, Any]]:
     """(loads, seeds, the cell's config). Raises ValueError on what cannot be compared; a missing profile is refused here."""
-    if cfg["load"] is not None or cfg["rate"] is not None:
-        raise ValueError(f"load={cfg['load']} rate={cfg['rate']}: give loads=[...], shares of the saturation rate")
+    if given := [f"{key}={cfg[key]}" for key in ("load", "rate", "saturation") if cfg.get(key) is not None]:
+        raise ValueError(f"{' '.join(given)}: give loads=[...], shares of the saturation rate")
     loads, seeds = cfg["loads"], cfg["seeds"]
     if not loads or not all(isinstance(x, int | float) and x > 0 for x in loads):
         raise ValueError(f"loads={loads!r} must be numbers > 0")

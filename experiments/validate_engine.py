@@ -19,7 +19,7 @@ from lengthwise.sched import Chunk, Request
 
 from .cell import run_cell
 from .latencies import Sample, samples
-from .native_stage import NativeStage, why_another
+from .native_stage import NativeStage, facts, why_another
 from .nodes import Config, load_dataset, load_hardware, new_kv
 from .profile_app import native_stage
 from .run import Run
@@ -54,7 +54,7 @@ def compare(cfg: Config, loads: Sequence[float], seeds: Sequence[int], say: Say)
     stage, hardware = native_stage(cfg), load_hardware(cfg)
     if not isinstance(hardware.provenance.get("profile"), Mapping):
         raise ValueError(f"hardware {hardware.name} is no profile of an engine; `lengthwise profile` makes one")
-    if why := why_another(hardware, stage.loaded()):
+    if why := why_another(hardware, facts(stage.loaded())):
         raise ValueError(f"this is another engine: {why}; profile it first")
     real, twin = twins(cfg, stage)
     saturation = measure_saturation(twin)["rate"]

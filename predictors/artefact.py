@@ -106,7 +106,9 @@ def load(path: Path | str | None, unit: str | None = None, transfer: bool = Fals
     ValueError on a missing, torn or foreign artefact, or a library version that it refuses; warns on one that it doubts.
     """
     if path is None:
-        raise ValueError("path=null: give the folder that `lengthwise train` printed")
+        raise ValueError(
+            "no artefact is named: artefact=PATH, predictor.path=PATH or reshape.artefact=PATH; `lengthwise train` prints it"
+        )
     folder = Path(path)
     try:
         page = json.loads((folder / "artefact.json").read_text(encoding="utf-8"))

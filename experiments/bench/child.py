@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 MODULE = "lengthwise.experiments.serve_cell"
 READY = re.compile(r"^serving .* at (http://\S+) ")
 LAST = 20  # lines of what it has said that are kept, for when it fails
+START = 900.0  # s that it has to come up: kernels and a compiled decoder may have to be built first
 PATIENCE = 60.0  # s that it has to leave
 
 
@@ -51,17 +52,25 @@ def child(cfg: Mapping[str, Any]) -> Iterator[Child]:
 
     reading = threading.Thread(target=read, daemon=True)
     reading.start()
+
+    def words() -> str:
+        reading.join(1.0)  # of one that has ended; else what it has said so far
+        return " | ".join(line.strip() for line in reversed(list(said)) if line.strip()) or "it said nothing"
+
     try:
         process.stdin.write(json.dumps(cfg) + "\n")
         process.stdin.flush()
-        known.wait()
+        if not known.wait(START):
+            raise ValueError(f"the server has not started within {START:g} s: {words()}")
         if not url:
-            raise ValueError(f"the server did not start: {_words(said)}")
-        yield Child(url[0], process.pid)
-        if process.poll() is not None:
-            raise ValueError(f"the server ended by itself with exit code {process.returncode}: {_words(said)}")
+            raise ValueError(f"the server did not start: {words()}")
+        try:
+            yield Child(url[0], process.pid)
+        finally:  # whatever its client made of that
+            if process.poll() is not None:
+                raise ValueError(f"the server ended by itself with exit code {process.returncode}: {words()}")
     except BrokenPipeError:
-        raise ValueError(f"the server did not start: {_words(said)}") from None
+        raise ValueError(f"the server did not start: {words()}") from None
     finally:
         process.terminate()
         try:
@@ -72,7 +81,3 @@ def child(cfg: Mapping[str, Any]) -> Iterator[Child]:
         reading.join(PATIENCE)
         process.stdin.close()
         lines.close()
-
-
-def _words(lines: deque[str]) -> str:
-    return " | ".join(line.strip() for line in reversed(lines) if line.strip()) or "it said nothing"

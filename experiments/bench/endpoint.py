@@ -49,7 +49,7 @@ class Endpoint:
             models = await self._get("/v1/models")
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
             raise ValueError(f"target={self._target}: no answer from /v1/models: {_words(error)}") from error
-        kept = ("id", "root", "max_model_len", "owned_by")
+        kept = ("id", "root", "max_model_len", "owned_by", "metadata")
         said = {"models": [{key: one[key] for key in kept if one.get(key) is not None} for one in models.get("data") or ()]}
         try:
             return {**said, "version": (await self._get("/version")).get("version")}

@@ -6,6 +6,7 @@ and the same for whoever schedules them later.
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,8 +21,9 @@ from ..saved import load_workload
 def load(path: str, answered: bool = False) -> Dataset:
     """The requests saved in the folder `path`: relative to LENGTHWISE_DATA (where set), else to the current folder.
 
-    answered: output_len is what came, censored where it was cut at max_new_tokens; requests that did not finish are dropped,
-    counted. Raises FileNotFoundError where the folder is no longer in its cell's.
+    answered: output_len is what came, censored where it was cut at max_new_tokens; requests that came and did not finish are
+    dropped, counted. Raises FileNotFoundError where the folder is no longer in its cell's, ValueError where its lengths were
+    not free.
     """
     from .files import find_file
 
@@ -33,15 +35,19 @@ def load(path: str, answered: bool = False) -> Dataset:
 def _answered(dataset: Dataset, cell: Path) -> Dataset:
     if not (cell / "requests.parquet").is_file():
         raise FileNotFoundError(f"{cell} holds no requests.parquet: answers are those of the cell that kept the workload")
+    decided = json.loads((cell / "summary.json").read_text())["provenance"].get("lengths")
+    if decided != "free":
+        raise ValueError(f"the answers of {cell} are no model's own: its lengths are {decided or 'simulated'}, not free")
     came = read_requests(cell, ["rid", "status", "reason", "output_len"])
     done = came[came["status"] == "finished"]
     rows = done["rid"].to_numpy(np.int64)
     if not rows.size:
         raise ValueError(f"no request of {cell} has finished: there are no answers to be as long as")
-    lost = {"not_finished": len(dataset) - len(rows)}
+    lost = {"not_finished": len(came) - len(rows)}
     return replace(
         take(dataset, rows, answered={"num_rows": len(rows), "of": len(dataset)}),
         output_len=done["output_len"].to_numpy(np.int64),
         censored=(done["reason"] == "length").to_numpy(),
+        samples=None,
         dropped={**dataset.dropped, **{reason: n for reason, n in lost.items() if n}},
     )

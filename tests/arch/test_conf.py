@@ -138,7 +138,7 @@ def given(name, folder):
         return []
     profile = {**OmegaConf.to_container(OmegaConf.load(CONF / "hardware/unit.yaml")), "provenance": {"profile": {"model": "m"}}}
     (folder / "profile.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(profile)))
-    return [f"hardware.path={folder / 'profile.yaml'}", f"workload.path={folder}", f"artefact={folder}"]
+    return [f"hardware.path={folder / 'profile.yaml'}", f"workload.path={folder}", f"artefact={folder}", "saturation=2"]
 
 
 def test_there_are_nodes():

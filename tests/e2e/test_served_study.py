@@ -19,6 +19,7 @@ from fake_service import byte_tokenizer
 import lengthwise
 from lengthwise.engine.native.tiny import tiny_model
 from lengthwise.experiments.bench.child import child
+from lengthwise.experiments.cellhash import files
 from lengthwise.experiments.dataset import Dataset
 from lengthwise.experiments.load_runs import load_runs
 from lengthwise.experiments.reshape import unseen
@@ -26,7 +27,9 @@ from lengthwise.experiments.run import Run
 from lengthwise.experiments.saved import load_workload
 from lengthwise.experiments.served_stage import ServedStage
 from lengthwise.experiments.workloads.saved import load
+from lengthwise.predictors.constant import Constant
 from lengthwise.predictors.ridge import Ridge
+from lengthwise.sched.policies import FCFS
 
 COMMAND = "import sys; from lengthwise.cli import main; sys.exit(main(sys.argv[1:]))"
 TINY = ("model=hf", "limits=cpu32", "limits.max_model_len=512", "limits.kv_pool_tokens=8192", "wandb=off")
@@ -81,7 +84,7 @@ def test_answers_of_a_free_run_are_the_lengths_of_the_next(recorded):
 def test_the_study_runs_every_arm_served_and_simulated(recorded):
     root, kept = recorded
     profiled = command(
-        "profile", "model=hf", "model.source=model", "executor.attention=torch", "range={rows: 32, context_per_row: 128}",
+        "profile", "model=hf", "model.source=model", "range={rows: 32, context_per_row: 128}",
         "states=30", "passes=1", "repeats=1", "out=profile.yaml", cwd=root,
     )  # fmt: skip
     assert profiled.returncode == 0, profiled.stdout + profiled.stderr
@@ -108,7 +111,9 @@ def test_the_study_runs_every_arm_served_and_simulated(recorded):
     for arm in arms:
         run = Run.load(served.loc[arm, "folder"])
         laws(run)
-        assert run.summary["provenance"]["server"]["stated"]["policy"] == arm[0]
+        provenance = run.summary["provenance"]
+        assert provenance["server"]["stated"]["policy"] == arm[0] and provenance["kv_pool_tokens"] == 8192
+        assert provenance["engine"]["compiled"] is False and not any("another engine" in mark for mark in provenance["marks"])
         assert (run.requests["prompt_count"] == run.requests["prompt_len"]).all()
     predicted = Run.load(served.loc[("srpt", "oracle"), "folder"]).requests["predicted"]
     assert predicted.head(40).tolist() == asked[0]["output_len"].tolist()
@@ -124,6 +129,44 @@ def learn(prompts, folder):
     predictor.save(folder)
 
 
+def test_answers_of_no_model_are_refused(recorded):
+    root, kept = recorded
+    done = command("run", "name=forced", "num_requests=10", "load=0.5", "keep_workload=true", "wandb=off", cwd=root)
+    assert done.returncode == 0, done.stderr
+    (forced,) = (root / "runs" / "forced").glob("*/workload")
+    with pytest.raises(ValueError, match="its lengths are simulated, not free"):
+        load(str(forced), answered=True)
+    hashes = files({"path": str(kept), "answered": True})
+    results = kept.parent / "requests.parquet"
+    before = results.read_bytes()
+    results.write_bytes(before + b"changed")
+    assert files({"path": str(kept), "answered": True}) != hashes
+    results.write_bytes(before)
+
+
+def test_an_engine_that_fails_leaves_no_cell(recorded, monkeypatch):
+    root, kept = recorded
+    (root / "failing.py").write_text("""
+from lengthwise.engine.native.loading import load_model
+def load(source, **options):
+    model = load_model(source, **options)
+    forward, calls = model.forward, []
+    def fails(*args, **options):
+        calls.append(1)
+        if len(calls) > 260:
+            raise RuntimeError("the card is on fire")
+        return forward(*args, **options)
+    object.__setattr__(model, "forward", fails)
+    return model
+""")
+    monkeypatch.setenv("PYTHONPATH", str(root))
+    line = ["run", *TINY, "name=failing", "executor=served", "+executor.engine.attention=torch", "workload=saved",
+            f"workload.path={kept}", "workload.answered=true", "num_requests=40", "rate=20"]  # fmt: skip
+    done = command(*line, "model._target_=failing.load", "model.source=model", cwd=root)
+    assert done.returncode == 1 and "the engine failed while it served" in done.stderr, done.stderr
+    assert not list((root / "runs" / "failing").rglob("summary.json"))
+
+
 def test_an_artefact_is_asked_only_what_it_has_not_learned(recorded, tmp_path):
     _, kept = recorded
     dataset = load(str(kept), answered=True)
@@ -132,7 +175,7 @@ def test_an_artefact_is_asked_only_what_it_has_not_learned(recorded, tmp_path):
     assert rest.prompts == dataset.prompts[40:] and rest.notes["unseen"] == {"num_rows": 20, "of": 60}
     node = {"_target_": "lengthwise.predictors.artefact.load", "path": str(tmp_path / "knows"), "transfer": True}
     with pytest.raises(ValueError, match="learned from 40 of the 60 prompts"):  # before any server is started
-        lengthwise.simulate("srpt", node, dataset, executor=ServedStage(None), num_requests=10, rate=1.0)
+        lengthwise.simulate("srpt", node, dataset, executor=ServedStage({}), num_requests=10, rate=1.0)
     learn(dataset.prompts, tmp_path / "all")
     with pytest.raises(ValueError, match="has learned from every prompt"):
         unseen(dataset, artefact=str(tmp_path / "all"))
@@ -147,6 +190,10 @@ def test_an_artefact_is_asked_only_what_it_has_not_learned(recorded, tmp_path):
         ({}, {"hardware": "llama31_8b_h100"}, "hardware=null, or the engine's profile"),
         ({"settings": {"drain": -1.0}}, {}, "server.drain=-1.0"),
         ({"settings": {"port": 80}}, {}, "executor.settings.port=80"),
+        ({}, {"clip": True}, "limits.clip=true"),
+        ({}, {"policy": "srpt", "predictor": "ridge"}, "predictor=ridge has learned nothing"),
+        ({}, {"policy": FCFS()}, "policy is a FCFS: what another process"),
+        ({}, {"policy": "srpt", "predictor": Constant()}, "predictor is a Constant: what another process"),
         ({"lengths": "free"}, {"predictor": "oracle"}, "no oracle can know"),
         ({}, {"policy": "none_such"}, "none_such"),
     ],
@@ -155,24 +202,32 @@ def test_what_cannot_be_served_is_refused_before_a_server_starts(stage, options,
     data = Dataset("d", np.array([3]), np.array([2]), "t", "s", "l", prompts=["a b c"])
     options = {"policy": "fcfs", "arrivals": "deterministic", "rate": 1.0, "num_requests": 1, **options}
     with pytest.raises(ValueError, match=says):
-        lengthwise.simulate(workload=data, executor=ServedStage(None, **stage), **options)
+        lengthwise.simulate(workload=data, executor=ServedStage({}, **stage), **options)
 
 
-def test_predictions_that_a_constant_stood_in_for_are_counted(recorded):
-    """The learned arm is only as learned as its predictions were in time."""
+def test_a_learned_arm_of_which_nothing_was_predicted_is_no_cell(recorded, monkeypatch):
     root, kept = recorded
+    learn(texts(160)[60:], root / "artefact")
+    (root / "blind.py").write_text("""
+from lengthwise.predictors import artefact
+def load(path, transfer):
+    made, calls = artefact.load(path, transfer=transfer), []
+    def predict(requests, predict=made.predict):
+        calls.append(1)
+        if len(calls) > 1:  # the server tries it when it starts
+            raise RuntimeError("I see nothing")
+        return predict(requests)
+    made.predict = predict
+    return made
+""")
+    monkeypatch.setenv("PYTHONPATH", str(root))
     done = command(
-        "run", *TINY, "model.source=model", "name=late", "executor=served", "+executor.settings.prediction_deadline=1e-6",
-        "+executor.engine.attention=torch", "workload=saved", f"workload.path={kept}", "workload.answered=true",
-        "policy=srpt", "predictor=transferred", "artefact=artefact", "num_requests=20", "rate=20", cwd=root,
+        "run", *TINY, "model.source=model", "name=blind", "executor=served", "+executor.engine.attention=torch",
+        "workload=saved", f"workload.path={kept}", "workload.answered=true", "policy=srpt", "predictor=transferred",
+        "predictor._target_=blind.load", "artefact=artefact", "num_requests=20", "rate=20", cwd=root,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    (cell,) = (root / "runs" / "late").glob("srpt-*/")
-    provenance = Run.load(cell).summary["provenance"]
-    late = provenance["predictor"]["fallback"]["late"]
-    assert 0 < late <= 20
-    assert any(f"a constant stood in for {late} of" in mark for mark in provenance["marks"])
-    assert any(mark.startswith("transfer: ") for mark in provenance["marks"])
+    assert done.returncode == 1
+    assert "a constant stood in for 20 of 20 predictions (raised 20): nothing was predicted" in done.stderr, done.stderr
 
 
 def test_a_server_that_does_not_come_up_says_why():

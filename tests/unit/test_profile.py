@@ -207,11 +207,11 @@ def test_an_engine_is_profiled_and_known_again(tmp_path):
     engine = stage.loaded()
     assert hardware.name == "small" and hardware.kv_bytes_per_token == engine.kv_bytes_per_token
     assert hardware.provenance["profile"] == facts(engine)
-    assert why_another(hardware, engine) is None
+    assert why_another(hardware, facts(engine)) is None
     engine = SimpleNamespace(
         model=engine.model, kv_dtype="bf16", attention=engine.attention, linears=engine.linears, compiled=engine.compiled
     )
-    assert "kv_dtype 'fp32', here 'bf16'" in why_another(hardware, engine)
+    assert "kv_dtype 'fp32', here 'bf16'" in why_another(hardware, facts(engine))
 
 
 def test_what_cannot_be_profiled_is_refused(tmp_path):
