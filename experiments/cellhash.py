@@ -20,7 +20,7 @@ import lengthwise
 
 VOLATILE = (  # where results go, how they are shown and what they are wanted for, not what they are
     "out", "name", "check", "exclude", "figure", "wandb", "study", "tune",
-    "target", "artefact",  # stand in the nodes that read them
+    "target", "artefact", "engine", "settings",  # stand in the nodes that read them
 )  # fmt: skip
 PACKAGE = Path(lengthwise.__file__).parent
 LEARNING = (

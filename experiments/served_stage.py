@@ -101,10 +101,10 @@ class ServedStage:
     def run(self, cfg: Config, asked: Asked) -> Run:
         """Raises ValueError where the server does not come up, ends or fails, where its predictor has learned from the prompts,
         and where a constant stood in for all its predictions."""
-        predictor, dataset, mark = None, asked.workload.dataset, None  # an oracle's words are the client's
+        predictor, mark = None, ""  # an oracle's words are the client's
         if is_learned(cfg):
-            made, predictor = _learned(cfg), cfg["predictor"]
-            mark = refuse_foreign(made, dataset)
+            made, predictor, dataset = _learned(cfg), cfg["predictor"], asked.workload.dataset
+            mark = refuse_foreign(made, dataset) or ""
             if isinstance(made, Constant) and not made.fitted:  # says what it would have learned, as in simulation
                 predictor = {**predictor, "length": float(np.median(dataset.output_len))}
         with self._server({**cfg, "predictor": predictor}, len(asked.workload)) as client:

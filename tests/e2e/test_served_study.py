@@ -91,7 +91,7 @@ def test_the_study_runs_every_arm_served_and_simulated(recorded):
     learn(texts(160)[60:], root / "artefact")
     line = [
         "run", "-m", "study=served", *TINY, "model.source=model", "hardware.path=profile.yaml", f"workload.path={kept}",
-        "artefact=artefact", "num_requests=40", "load=0.9", "seed=0", "saturation=20",
+        "artefact=artefact", "num_requests=40", "load=0.9", "seed=0", "saturation=20", "engine.compiled=false",
     ]  # fmt: skip
     done = command(*line, cwd=root)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -160,7 +160,7 @@ def load(source, **options):
     return model
 """)
     monkeypatch.setenv("PYTHONPATH", str(root))
-    line = ["run", *TINY, "name=failing", "executor=served", "+executor.engine.attention=torch", "workload=saved",
+    line = ["run", *TINY, "name=failing", "executor=served", "+engine={attention: torch}", "workload=saved",
             f"workload.path={kept}", "workload.answered=true", "num_requests=40", "rate=20"]  # fmt: skip
     done = command(*line, "model._target_=failing.load", "model.source=model", cwd=root)
     assert done.returncode == 1 and "the engine failed while it served" in done.stderr, done.stderr
@@ -222,7 +222,7 @@ def load(path, transfer):
 """)
     monkeypatch.setenv("PYTHONPATH", str(root))
     done = command(
-        "run", *TINY, "model.source=model", "name=blind", "executor=served", "+executor.engine.attention=torch",
+        "run", *TINY, "model.source=model", "name=blind", "executor=served", "+engine={attention: torch}",
         "workload=saved", f"workload.path={kept}", "workload.answered=true", "policy=srpt", "predictor=transferred",
         "predictor._target_=blind.load", "artefact=artefact", "num_requests=20", "rate=20", cwd=root,
     )  # fmt: skip
