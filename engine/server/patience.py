@@ -6,7 +6,8 @@ With what the system keeps for it (run.py), that is a client that reads less tha
 as much waits.
 
 A new connection, and one that has begun to send another call, has `upload_timeout` seconds until the last of its headers; the
-body is BodyLimit's. A connection that is idle between calls waits for nothing here: uvicorn closes it in its own time.
+body is BodyLimit's. What is left of a body that has been answered unread has as long again. A connection that is idle between
+calls waits for nothing here: uvicorn closes it in its own time.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import json
 import logging
 from typing import Any
 
+import h11
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from .errors import error_body
@@ -30,9 +32,11 @@ def patient_protocol(slow_reader: float, upload_timeout: float) -> type[asyncio.
     late = _answer(408, f"the headers have not come within {upload_timeout:g} s")
 
     class PatientProtocol(parent):  # type: ignore[misc]
+        timeout_keep_alive_task: asyncio.TimerHandle | None  # uvicorn's
         _timer: asyncio.TimerHandle | None = None  # for a reader
-        _call: asyncio.TimerHandle | None = None  # for the next call
-        _heard = False  # anything since the last call
+        _call: asyncio.TimerHandle | None = None  # for what is awaited
+        _awaited: str | None = None  # "headers" or "body", of a call that nobody has noticed yet, or that has been answered
+        _coming: str | None = None  # "headers" or "body", of a call of which some has come and some has not
 
         def connection_made(self, transport: asyncio.Transport) -> None:
             super().connection_made(transport)
@@ -40,12 +44,23 @@ def patient_protocol(slow_reader: float, upload_timeout: float) -> type[asyncio.
 
         def data_received(self, data: bytes) -> None:
             super().data_received(data)
-            begun = self.cycle is not None and not self.cycle.response_complete
-            self._heard = not begun
-            if begun:
-                self._expect_nothing()
-            elif self._call is None:
-                self._expect()
+            self._expect()
+
+        def on_response_complete(self) -> None:
+            super().on_response_complete()
+            self._expect()
+
+        def on_message_begin(self) -> None:  # this and the next two are httptools': h11 tells of its state itself
+            super().on_message_begin()
+            self._coming = "headers"
+
+        def on_headers_complete(self) -> None:
+            super().on_headers_complete()
+            self._coming = "body"
+
+        def on_message_complete(self) -> None:
+            super().on_message_complete()
+            self._coming = None
 
         def pause_writing(self) -> None:
             super().pause_writing()
@@ -61,16 +76,31 @@ def patient_protocol(slow_reader: float, upload_timeout: float) -> type[asyncio.
             super().connection_lost(exc)
 
         def _expect(self) -> None:
-            self._call = asyncio.get_running_loop().call_later(upload_timeout, self._late)
+            """Have the timer run for what is awaited now, from when that began; uvicorn's for a connection that is idle."""
+            if conn := getattr(self, "conn", None):  # h11
+                self._coming = "body" if conn.their_state is h11.SEND_BODY else "headers" if conn.trailing_data[0] else None
+            if self.cycle is None:  # a connection is made for a call
+                awaited: str | None = "headers"
+            else:
+                awaited = self._coming if self.cycle.response_complete else None
+            if awaited != self._awaited:
+                self._expect_nothing()
+                self._awaited = awaited
+                if awaited is not None:
+                    self._unset_keepalive_if_required()
+                    self._call = self.loop.call_later(upload_timeout, self._late)
+            if awaited is None and self.cycle.response_complete and self.timeout_keep_alive_task is None:
+                # uvicorn has stopped it for what has come, and starts it only after an answer
+                self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
 
         def _expect_nothing(self) -> None:
+            self._awaited = None
             if self._call is not None:
                 self._call.cancel()
                 self._call = None
 
         def _late(self) -> None:
-            refused = self.cycle is not None and self.cycle.more_body  # what comes is a body that nobody has waited for
-            if self._heard and not refused and not self.transport.is_closing():
+            if self._coming == "headers" and not self.transport.is_closing():
                 self.transport.write(late)
             log.info("cut a client that has not said what it wants for %g s", upload_timeout)
             self.transport.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 import json
 import logging
 import os
@@ -14,6 +15,7 @@ import httpx
 import pytest
 from fake_service import Fake
 
+from lengthwise.engine.server import patience
 from lengthwise.engine.server.run import Server, bind, url_of
 from lengthwise.engine.server.settings import Settings
 
@@ -226,6 +228,16 @@ def test_a_client_that_does_not_say_what_it_wants_is_cut(first, rest, said, capl
     assert not service.asked and not lines(caplog)
 
 
+@pytest.fixture(params=["h11", "httptools"])
+def parser(request, monkeypatch):
+    """uvicorn takes httptools where that is installed, else h11."""
+    pytest.importorskip(request.param)
+    module = importlib.import_module(f"uvicorn.protocols.http.{request.param}_impl")
+    name = {"h11": "H11Protocol", "httptools": "HttpToolsProtocol"}[request.param]
+    monkeypatch.setattr(patience, "AutoHTTPProtocol", getattr(module, name))
+
+
+@pytest.mark.usefixtures("parser")
 def test_a_call_on_a_connection_that_has_been_idle_has_its_own_time():
     """A connection may be idle for longer than an upload may take; an answer may take longer too."""
     service = Fake(step=5e-3)
@@ -243,6 +255,7 @@ def test_a_call_on_a_connection_that_has_been_idle_has_its_own_time():
     asyncio.run(work())
 
 
+@pytest.mark.usefixtures("parser")
 def test_half_a_call_after_a_whole_one_is_cut_and_so_is_a_body_that_was_refused_unread():
     async def work():
         async with serving(Fake(), upload_timeout=0.4, max_body=100) as (_, url, server, _):
@@ -254,6 +267,88 @@ def test_half_a_call_after_a_whole_one_is_cut_and_so_is_a_body_that_was_refused_
     whole, refused = asyncio.run(work())
     assert whole.count(b"HTTP/1.1 200 ") == whole.count(b"HTTP/1.1 408 ") == 1
     assert refused.count(b"HTTP/1.1 ") in (0, 1) and b"408" not in refused  # the reset may overtake what it has said
+
+
+GET = b"GET /version HTTP/1.1\r\nhost: t\r\n\r\n"
+LENGTH = (b"content-length: 1000\r\n\r\n" + b" " * 300, b" " * 700)
+CHUNKS = (b"transfer-encoding: chunked\r\n\r\n12c\r\n" + b" " * 300 + b"\r\n", b"1\r\n \r\n0\r\n\r\n")
+
+
+@contextlib.asynccontextmanager
+async def refused(url, body, status):
+    """A connection whose call is refused before its body has ended."""
+    host, port = url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    try:
+        writer.write(HEAD + body)
+        assert (await answered(reader)).startswith(b"HTTP/1.1 %d " % status)
+        yield reader, writer
+    finally:
+        writer.transport.abort()
+
+
+async def answered(reader):
+    head = await reader.readuntil(b"\r\n\r\n")
+    (length,) = (int(line.split()[1]) for line in head.lower().splitlines() if line.startswith(b"content-length:"))
+    return head + await reader.readexactly(length)
+
+
+@pytest.mark.parametrize("body", [LENGTH, CHUNKS], ids=["length", "chunks"])
+@pytest.mark.parametrize(("settings", "status"), [({"max_body": 100}, 413), ({"api_key": "k"}, 401)], ids=["long", "no key"])
+@pytest.mark.usefixtures("parser")
+def test_the_timer_of_a_body_that_was_refused_unread_ends_with_it(settings, status, body):
+    """Then the connection is as idle as others, and the next call has a time of its own, wherever its first byte comes."""
+
+    async def one(url, server, first):
+        async with refused(url, body[0], status) as (reader, writer):
+            (connection,) = server.server_state.connections
+            timer = connection._call
+            assert timer is not None and connection.timeout_keep_alive_task is None
+            writer.write(body[1] + first)
+            await until(lambda: connection._call is not timer)
+            assert timer.cancelled()
+            if not first:
+                assert connection._call is None and connection.timeout_keep_alive_task is not None
+                writer.write(GET[:5])
+            await until(lambda: connection._call is not None)
+            assert connection.timeout_keep_alive_task is None
+            writer.write(GET[5:])
+            assert (await answered(reader)).startswith((b"HTTP/1.1 200 ", b"HTTP/1.1 401 "))
+            assert connection._call is None and connection.timeout_keep_alive_task is not None
+        await until(lambda: not server.server_state.connections)
+
+    async def work():
+        async with serving(Fake(), **settings) as (_, url, server, _):
+            await one(url, server, b"")
+            await one(url, server, GET[:5])
+
+    asyncio.run(work())
+
+
+@pytest.mark.usefixtures("parser")
+def test_after_a_refused_body_a_connection_may_be_idle_and_half_a_call_gets_its_408():
+    async def work():
+        async with serving(Fake(), upload_timeout=0.4, max_body=100) as (_, url, server, _):
+            async with refused(url, LENGTH[0], 413) as (reader, writer):
+                writer.write(LENGTH[1])
+                await asyncio.sleep(0.8)
+                writer.write(GET + GET[:5])
+                assert (await answered(reader)).startswith(b"HTTP/1.1 200 ")
+                assert (await answered(reader)).startswith(b"HTTP/1.1 408 ")
+                assert not await reader.read()
+            await until(lambda: not server.server_state.connections)
+
+    asyncio.run(work())
+
+
+@pytest.mark.usefixtures("parser")
+def test_blank_lines_are_no_call_and_hold_no_connection():
+    async def work():
+        async with serving(Fake(), upload_timeout=0.4) as (_, url, server, _):
+            assert b"408" not in await dribble(url, b"\r\n", b"\r\n" * 100)
+            await until(lambda: not server.server_state.connections)
+
+    asyncio.run(work())
 
 
 @pytest.mark.parametrize("sig", [signal.SIGTERM, signal.SIGINT])
