@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import hydra
@@ -69,18 +70,22 @@ def compose_service(cfg: Config, settings: Settings) -> tuple[Service, dict[str,
     from lengthwise.engine.server.traces import Traces
 
     stage = served_stage(cfg)
-    traces = None if settings.otlp_endpoint is None else Traces(settings.otlp_endpoint)
-    policy, limits = load_policy(cfg), cfg["limits"]
-    engine = stage.loaded()
-    told = told_by(cfg, f"{engine.model.name} tokens")
-    check_lengths(cfg, told)
-    service = Service(
-        engine, new_kv(cfg, stage.pool_tokens(cfg)), policy, make(cfg["batching"]), make(cfg["preemption"]),
-        max_num_seqs=limits["max_num_seqs"], token_budget=limits["token_budget"], max_model_len=stage.max_model_len(cfg),
-        predictor=told.predictor, prediction_deadline=settings.prediction_deadline, fallback_len=told.fallback_len,
-        max_waiting=settings.max_waiting, starved_after=settings.starved_after, seed=stage.seed, replay=settings.replay,
-        check=cfg["check"], traces=traces,
-    )  # fmt: skip
+    with ExitStack() as undo:  # a missing package is told before a model is loaded, and no thread outlives what fails after
+        traces = None if settings.otlp_endpoint is None else Traces(settings.otlp_endpoint)
+        if traces is not None:
+            undo.callback(traces.close)
+        policy, limits = load_policy(cfg), cfg["limits"]
+        engine = stage.loaded()
+        told = told_by(cfg, f"{engine.model.name} tokens")
+        check_lengths(cfg, told)
+        service = Service(
+            engine, new_kv(cfg, stage.pool_tokens(cfg)), policy, make(cfg["batching"]), make(cfg["preemption"]),
+            max_num_seqs=limits["max_num_seqs"], token_budget=limits["token_budget"], max_model_len=stage.max_model_len(cfg),
+            predictor=told.predictor, prediction_deadline=settings.prediction_deadline, fallback_len=told.fallback_len,
+            max_waiting=settings.max_waiting, starved_after=settings.starved_after, seed=stage.seed, replay=settings.replay,
+            check=cfg["check"], traces=traces,
+        )  # fmt: skip
+        undo.pop_all()
     names = {group: cfg["choices"].get(group) for group in ("policy", "batching", "kv", "preemption", "limits")}
     about = {"predictor": told.words, "marks": told.marks, "kv_pool_tokens": stage.pool_tokens(cfg), "engine": facts(engine)}
     return service, {**names, **about}

@@ -7,6 +7,7 @@ import http.server
 import subprocess
 import sys
 import threading
+from unittest.mock import MagicMock
 
 import httpx
 import pytest
@@ -17,9 +18,11 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 from serving import Gate, read, run, until, writer
 
+from lengthwise.engine.server import service, traces
 from lengthwise.engine.server.app import make_app
 from lengthwise.engine.server.settings import Settings
 from lengthwise.engine.server.traces import Traces
+from lengthwise.experiments import serve_app
 from lengthwise.sched import LengthDistribution
 from lengthwise.sched.policies import SJF
 
@@ -172,6 +175,35 @@ def test_an_endpoint_that_is_not_there_harms_nobody(monkeypatch):
         return await read(await service.submit("x", PROMPT, 5))
 
     assert run(main, traces=Traces("http://127.0.0.1:9/v1/traces")).reason == "length"
+
+
+@pytest.mark.parametrize("failing", ["loaded", "told_by", "check_lengths", "Service"])
+def test_no_exporter_outlives_a_server_that_cannot_be_made(failing, monkeypatch):
+    made, closed = [], []
+
+    class Noted(Traces):
+        def __init__(self, endpoint):
+            super().__init__(endpoint, InMemorySpanExporter())
+            made.append(self)
+
+        def close(self):
+            super().close()
+            closed.append(self)
+
+    def fail(*args, **fields):
+        raise ValueError("cannot be")
+
+    stage = MagicMock()
+    for name in ("load_policy", "new_kv", "make", "told_by", "check_lengths"):
+        monkeypatch.setattr(serve_app, name, MagicMock())
+    monkeypatch.setattr(serve_app, "served_stage", lambda cfg: stage)
+    monkeypatch.setattr(traces, "Traces", Noted)
+    monkeypatch.setattr(
+        *{"loaded": (stage, "loaded"), "Service": (service, "Service")}.get(failing, (serve_app, failing)), fail
+    )
+    with pytest.raises(ValueError, match="cannot be"):
+        serve_app.compose_service(MagicMock(), Settings(otlp_endpoint="http://127.0.0.1:9/v1/traces"))
+    assert len(made) == 1 and closed == made
 
 
 def test_without_the_packages_it_is_said_what_to_install(monkeypatch):
