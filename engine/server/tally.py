@@ -64,7 +64,8 @@ class Histogram:
 
 
 class Tally:
-    """Counts of one engine, written by the step loop's thread alone, but for `num_full` and `num_invalid`, refused before it.
+    """Counts of one engine, written by the step loop's thread alone, but for `num_full` and `num_invalid`, refused before it,
+    and for what ends by the fault that ended the step loop: the event loop's thread counts that, when no other writes.
 
     starved_after: s; who waits longer until it is first scheduled, or gives up, has starved. Latencies and lengths are of
     requests that finish (stop or length), waits of all that end. Predicted lengths are compared, capped at max_new_tokens, with
