@@ -8,7 +8,6 @@ terms (its module says which).
 from __future__ import annotations
 
 import argparse
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -17,6 +16,7 @@ from lengthwise.engine.native.gguf import converted
 from lengthwise.engine.native.loading import smollm2_file
 
 from . import aiperf, genai_bench, guidellm, openai_client, own_bench
+from .group import group
 from .load import Load, Times
 from .server import Server, between, counters, serving
 
@@ -34,13 +34,16 @@ def tokenizer() -> Path:
 
 def measured(name: str, folder: Path, server: Server, load: Load, out: Path) -> tuple[Times, Times]:
     """What the client said, and what it should have by the server's counters. Raises RuntimeError with what it printed where
-    it failed, ValueError where the server did not serve all."""
+    it failed, TimeoutExpired where it takes longer than LIMIT, ValueError where the server did not serve all."""
     client = CLIENTS[name]
     out.mkdir(parents=True)
     before = counters(server.url)
     command = client.command(folder / name, server, tokenizer(), load, out)
-    with (out / "stdout").open("w") as stdout, (out / "stderr").open("w") as stderr:
-        code = subprocess.run(command, stdout=stdout, stderr=stderr, cwd=out, timeout=LIMIT).returncode
+    with (
+        (out / "stdout").open("w") as stdout, (out / "stderr").open("w") as stderr,
+        group(command, stdout, stderr, out) as child,
+    ):  # fmt: skip
+        code = child.wait(LIMIT)
     if code:
         raise RuntimeError(f"{name} ended with {code}: " + (out / "stderr").read_text() + (out / "stdout").read_text())
     ours = between(before, counters(server.url))

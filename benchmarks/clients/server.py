@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from .group import group
 from .load import Times
 
 LENGTHWISE = [sys.executable, "-c", "import sys; from lengthwise.cli import main; sys.exit(main(sys.argv[1:]))"]
@@ -36,13 +37,8 @@ class Server(NamedTuple):
 def serving(log: Path, *overrides: str) -> Iterator[Server]:
     """On a free port until the block ends; what it prints goes to `log`. Raises RuntimeError where it does not start."""
     command = [*LENGTHWISE, "serve", "server.port=0", *overrides]
-    with log.open("w") as file:
-        child = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
-    try:
+    with log.open("w") as file, group(command, file, subprocess.STDOUT) as child:
         yield started(child, log)
-    finally:
-        child.terminate()
-        child.wait(60)
 
 
 def started(child: subprocess.Popen[bytes], log: Path) -> Server:

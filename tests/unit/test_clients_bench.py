@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import os
+import select
+import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,7 +18,7 @@ REQUESTS = [(0.5, 3.6, 32), (0.1, 1.65, 32), (0.3, 3.4, 32)]  # first and last t
 @pytest.fixture
 def clients(monkeypatch):
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return {name: importlib.import_module(f"clients.{name}") for name in ("server", "load", "guidellm")}
+    return {name: importlib.import_module(f"clients.{name}") for name in ("server", "load", "guidellm", "run")}
 
 
 def counted(requests, **others):
@@ -46,3 +50,39 @@ def test_requests_that_were_not_served_are_no_comparison(clients, name):
 def test_nothing_is_no_comparison(clients):
     with pytest.raises(ValueError, match="0 requests finished"):
         clients["server"].between(counted(REQUESTS), counted(REQUESTS))
+
+
+@pytest.fixture
+def held(tmp_path):
+    """(shell code that holds a pipe open in a process that it starts, whether all who held it are gone)."""
+    path = tmp_path / "held"
+    os.mkfifo(path)
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+
+    def gone():
+        assert select.select([fd], [], [], 10)[0] and os.read(fd, 9) == b"up\n"
+        return bool(select.select([fd], [], [], 10)[0]) and os.read(fd, 9) == b""
+
+    yield f"exec 3>{path}; echo up >&3; sleep 30 & ", gone
+    os.close(fd)
+
+
+def test_nothing_is_left_of_a_client_that_takes_too_long(clients, held, monkeypatch, tmp_path):
+    run, (code, gone) = clients["run"], held
+    monkeypatch.setattr(run, "counters", lambda url: {})
+    monkeypatch.setattr(run, "tokenizer", lambda: tmp_path)
+    monkeypatch.setattr(run, "LIMIT", 1.0)
+    monkeypatch.setitem(run.CLIENTS, "slow", SimpleNamespace(command=lambda *_: ["sh", "-c", code + "wait"]))
+    with pytest.raises(subprocess.TimeoutExpired):
+        run.measured("slow", tmp_path, clients["server"].Server("http://t", "m"), clients["load"].Load(), tmp_path / "out")
+    assert gone()
+
+
+def test_a_server_that_does_not_leave_is_killed(clients, held, monkeypatch, tmp_path):
+    code, gone = held
+    words = f"trap '' TERM; {code} echo 'serving m at http://t policy=fcfs'; while :; do sleep 0.1; done"
+    monkeypatch.setattr(clients["server"], "LENGTHWISE", ["sh", "-c", words])
+    monkeypatch.setattr(importlib.import_module("clients.group"), "PATIENCE", 0.3)
+    with clients["server"].serving(tmp_path / "log") as server:
+        assert server == ("http://t", "m")
+    assert gone()
