@@ -74,8 +74,8 @@ class NativeStage:
             raise ValueError(
                 "executor.lengths=free: the model decides how long answers are, which no oracle can know beforehand"
             )
-        known = cfg["rate"] is not None or cfg["load"] is None or cfg.get("saturation") is not None
-        if not known and self.times == "measured" and not is_profile(cfg):
+        told = cfg["rate"] is not None or cfg["load"] is None or cfg.get("saturation") is not None
+        if not told and self.times == "measured" and not is_profile(cfg):
             raise ValueError(
                 f"load={cfg['load']:g} on a real engine is a share of a rate that nobody has measured: give rate= or "
                 "saturation=, or the engine's profile (hardware=profiled hardware.path=PATH, written by `lengthwise profile`)"
