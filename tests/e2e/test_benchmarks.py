@@ -28,6 +28,7 @@ SMALLEST = {
     "read_back": ["--repeats", "1", "--cells", "3"],
     "scheduler_step": ["--repeats", "1"],
     "server": ["--models", "tiny", "--streams", "3", "--tokens", "4", "--repeats", "1"],
+    "server_http": ["--model", "tiny", "--streams", "3", "--tokens", "4", "--idle", "20", "--repeats", "1"],
     "servegen_day": None,  # wants ServeGen's files
     "simulator_speed": ["--repeats", "1", "--requests", "100", "--large", "10000", "--large-repeats", "1"],
     "sweep_speed": ["--cells", "4", "--long", "0"],

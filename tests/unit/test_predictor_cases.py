@@ -175,7 +175,7 @@ def test_p7_the_mask_survives_the_file(tmp_path: Path, monkeypatch: pytest.Monke
     node = {"_target_": f"{__name__}.Faulty"}
     made = Predictions(np.ones(3), np.ones(3), fallback=np.array([True, False, True])), np.zeros(3, dtype=np.int64), {"x": 1}
     monkeypatch.setattr("lengthwise.experiments.prepare.make_predictions", lambda cfg: made)
-    monkeypatch.setattr("lengthwise.experiments.prepare.is_learned", lambda cfg: True)
+    monkeypatch.setattr("lengthwise.experiments.prepare.is_prepared", lambda cfg: True)
     stored = Prepared(tmp_path).predictions({"predictor": node, "workload": None, "rate": 1.0})
     assert stored is not None and stored[0].fallback is not None
     assert stored[0].fallback.tolist() == [True, False, True] and stored[0].take([2, 1]).fallback.tolist() == [True, False]  # type: ignore[union-attr]
