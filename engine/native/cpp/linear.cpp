@@ -11,7 +11,6 @@
 #include <torch/library.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -223,8 +222,8 @@ constexpr PassBytes passes_bytes[kRows] = {
     pass_bytes<5, Keep>, pass_bytes<6, Keep>, pass_bytes<7, Keep>,  pass_bytes<8, Keep>,
     pass_bytes<9, Keep>, pass_bytes<10, Keep>, pass_bytes<11, Keep>};
 
-// One panel for all rows. While later rows use it from the cache, the one at `next` (null: none) is fetched from memory.
-void panel_fast(const uint16_t* x, const Layer& layer, const Shape& shape, int64_t panel, const char* next) {
+// One panel for all rows. While later rows use it from the cache, the next one is fetched from memory.
+void panel_fast(const uint16_t* x, const Layer& layer, const Shape& shape, int64_t panel, bool last) {
   int64_t groups = (shape.rows + kRows - 1) / kRows, size = shape.pairs * 64, first = panel * kPanel, done = 0;
   int64_t bytes = size * (shape.bytes ? 1 : 2);
   const char* here = static_cast<const char*>(layer.weight) + panel * bytes;
@@ -238,9 +237,9 @@ void panel_fast(const uint16_t* x, const Layer& layer, const Shape& shape, int64
     w = widened.data(), done = 1;
   }
   for (int64_t g = done; g < groups; ++g) {  // rows are dealt evenly: 12 are twice 6, not 11 and 1
-    int64_t row = g * shape.rows / groups, end = (g + 1) * shape.rows / groups, part = (g - 1) * size;
-    const char* ahead = next && g && part < bytes ? next + part : nullptr;
-    passes[end - row - 1](x, w, ahead, layer, shape, row, first);
+    int64_t row = g * shape.rows / groups, next = (g + 1) * shape.rows / groups, part = (g - 1) * size;
+    const char* ahead = !last && g && part < bytes ? here + bytes + part : nullptr;
+    passes[next - row - 1](x, w, ahead, layer, shape, row, first);
   }
 }
 #endif
@@ -253,39 +252,24 @@ bool fast_here() {
 #endif
 }
 
-// Threads take panels as they get through them: on a shared core one of them may be away for a while.
 void run(const uint16_t* x, const std::vector<Layer>& layers, const Shape& shape) {
   if (!shape.rows) return;
   std::vector<int64_t> starts{0};  // panels of all layers, numbered through
   for (const Layer& layer : layers) starts.push_back(starts.back() + (layer.num_out + kPanel - 1) / kPanel);
-  const int64_t count = starts.back(), bytes = shape.pairs * 64 * (shape.bytes ? 1 : 2);
-  const int64_t grain = std::max<int64_t>(1, kGrain / (bytes * (1 + shape.rows / kRows)));
-  const int64_t threads = std::min<int64_t>(at::get_num_threads(), (count + grain - 1) / grain);
-  const int64_t take = std::max<int64_t>(1, count / (threads * 16));  // panels at a time
+  int64_t panel_bytes = shape.pairs * 64 * (shape.bytes ? 1 : 2);
+  int64_t work = panel_bytes * (1 + shape.rows / kRows);
   static const bool fast = fast_here();
-  std::atomic<int64_t> taken{0};
-  at::parallel_for(0, threads, 1, [&](int64_t, int64_t) {
+  at::parallel_for(0, starts.back(), std::max<int64_t>(1, kGrain / work), [&](int64_t begin, int64_t end) {
     size_t i = 0;
-    int64_t p = taken.fetch_add(take), end = std::min(p + take, count);
-    while (p < count) {
+    for (int64_t p = begin; p < end; ++p) {
       while (p >= starts[i + 1]) ++i;
-      const bool known = p + 1 < end || p + 2 * threads * take < count;  // what comes next, to fetch it; the last are for
-      int64_t then = p + 1;                                              // whoever is free first
-      if (known && then == end) then = taken.fetch_add(take), end = std::min(then + take, count);
 #if LENGTHWISE_FAST
       if (fast) {
-        const char* next = nullptr;
-        if (known && then < count) {
-          size_t j = i;
-          while (then >= starts[j + 1]) ++j;
-          next = static_cast<const char*>(layers[j].weight) + (then - starts[j]) * bytes;
-        }
-        panel_fast(x, layers[i], shape, p - starts[i], next);
-      } else
+        panel_fast(x, layers[i], shape, p - starts[i], p + 1 == std::min(end, starts[i + 1]));
+        continue;
+      }
 #endif
-        panel_plain(x, layers[i], shape, p - starts[i]);
-      if (!known) then = taken.fetch_add(take), end = std::min(then + take, count);
-      p = then;
+      panel_plain(x, layers[i], shape, p - starts[i]);
     }
   });
 }
