@@ -25,14 +25,15 @@ VOLATILE = (  # where results go, how they are shown and what they are wanted fo
 PACKAGE = Path(lengthwise.__file__).parent
 LEARNING = (
     "predictors", "experiments/workloads", "experiments/learned.py", "experiments/nodes.py", "experiments/dataset.py",
-    "experiments/reshape.py", "experiments/prefixes.py", "experiments/served.py",
+    "experiments/reshape.py", "experiments/prefixes.py", "experiments/served.py", "experiments/collected.py",
 )  # fmt: skip
 READERS = frozenset(  # modules of experiments/ that start cells or read their results: no part of what a cell is
     f"experiments/{name}.py"
     for name in (
-        "app", "bench_app", "bisection", "capacity", "capacity_app", "capacity_table", "catalogue", "cellhash", "comparison",
-        "composer",
-        "contract", "criterion", "data", "fetching", "hints", "job", "launch", "load_runs", "manifest", "paths", "prepare",
+        "answerers", "app", "bench_app", "bisection", "capacity", "capacity_app", "capacity_table", "catalogue", "cellhash",
+        "collect", "collect_app", "comparison", "composer",
+        "contract", "criterion", "data", "fetching", "hints", "job", "journal", "launch", "load_runs", "manifest", "paths",
+        "prepare",
         "probes", "profile", "profile_app", "profile_fit", "progress", "ranges", "report",
         "serve_app", "serve_cell", "simulate", "size", "stability", "stored", "study", "sweep", "table",
         "token_cost", "trace_summary", "tracking", "train", "train_report", "tune", "tune_report", "validate",

@@ -199,18 +199,24 @@ class RemoteStage:
         run.workload, run.tokens, run.raw = workload, seen.tokens(), path
         return run
 
-    def _drive(self, workload: Workload, source: Source, told: Told, slo: SLO, cap: float | None = None) -> Driven:
-        """Ask the server all that `source` gives, in real time from now on."""
+    def connection(self) -> Connection:
+        """How the server is reached. Raises ValueError for a target that is no URL, an unknown route, and a key that is not
+        there."""
         key = self._key()
         headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-        every = self.extensions if self.continuous_usage is None else self.continuous_usage
+        if self.route not in ROUTES:
+            raise ValueError(f"executor.route={self.route!r}: choose {' or '.join(ROUTES)}")
         tries = Tries(self.retries, self.backoff, self.stall)
+        return Connection(self._address(), headers, tries, ROUTES[self.route], self.model_name, self.concurrency)
+
+    def _drive(self, workload: Workload, source: Source, told: Told, slo: SLO, cap: float | None = None) -> Driven:
+        """Ask the server all that `source` gives, in real time from now on."""
+        every = self.extensions if self.continuous_usage is None else self.continuous_usage
 
         def bodies(model: str) -> Bodies:
             return Bodies(workload, model, self.route, self.lengths, self.body, every, self.extensions, slo, self.seed)
 
-        connection = Connection(self._address(), headers, tries, ROUTES[self.route], self.model_name, self.concurrency)
-        return drive(connection, bodies, source, told, cap)
+        return drive(self.connection(), bodies, source, told, cap)
 
     # --- what is said -----------------------------------------------------------------------------------------------------
 

@@ -57,8 +57,16 @@ def label_shares(lengths: NDArray[Any], cut: NDArray[Any]) -> dict[str, Any]:
 def resample_ceiling(dataset: Dataset, cut: NDArray[Any]) -> dict[str, Any]:
     """Kendall's tau-b of one answer's length with the mean of the other answers to the same prompt: what no predictor beats.
 
-    Needs a column `prompt_id` with several rows a prompt (uncensored); otherwise the value is None, and the reason is given.
+    Needs `samples`, or a column `prompt_id` with several rows a prompt (uncensored); otherwise the value is None, and the
+    reason is given. Of a sample that was cut off, the length that it had reached counts.
     """
+    if dataset.samples is not None and dataset.samples.shape[1] > 1:
+        keep = np.flatnonzero(~cut)
+        if len(keep) < MIN_ROWS:
+            return {"kendall_tau": None, "reason": f"only {len(keep)} rows are not censored, {MIN_ROWS} are needed"}
+        y, num_others = dataset.output_len[keep].astype(np.float64), dataset.samples.shape[1] - 1
+        others = (dataset.samples[keep].sum(axis=1) - y) / num_others  # y is one of them
+        return {"kendall_tau": kendall_tau(others, y), "n": len(keep), "prompts": len(keep)}
     ids = dataset.columns.get("prompt_id")
     if ids is None:
         return {"kendall_tau": None, "reason": "the workload has one answer a prompt (no column prompt_id)"}

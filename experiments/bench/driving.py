@@ -7,15 +7,27 @@ import time
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from lengthwise.sched import Request, Source
 
 from .answer import Answer
-from .body import Bodies
 from .sender import Sender, Told
 
-__all__ = ["Connection", "Driven", "Told", "Tries", "drive"]
+if TYPE_CHECKING:
+    from .endpoint import Endpoint
+
+__all__ = ["Connection", "Driven", "Made", "Told", "Tries", "drive", "introduced"]
+
+T = TypeVar("T")
+
+
+class Made(Protocol):
+    """Makes the bodies of requests."""
+
+    def of(self, request: Request) -> dict[str, Any]:
+        """The JSON of one request."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -64,7 +76,7 @@ class Since:
 
 
 def drive(
-    connection: Connection, bodies: Callable[[str], Bodies], source: Source, told: Told, cap: float | None = None
+    connection: Connection, bodies: Callable[[str], Made], source: Source, told: Told, cap: float | None = None
 ) -> Driven:
     """Ask the server all that `source` gives, in real time from the first word on; bodies: given the name of the model. Raises
     ValueError when the server cannot be asked."""
@@ -74,10 +86,7 @@ def drive(
 
     async def work() -> Driven:
         async with Endpoint(connection.address, connection.headers, connection.tries, clock) as endpoint:
-            about = await endpoint.about()
-            model = connection.model or next((one["id"] for one in about["models"]), None)
-            if model is None:
-                raise ValueError(f"target={connection.address} lists no model: executor.model_name= says which")
+            model, about = await _introduced(endpoint, connection)
             made = bodies(model)
 
             async def ask(request: Request, answer: Answer) -> str:
@@ -92,7 +101,26 @@ def drive(
     return _finished(work)
 
 
-def _finished(work: Callable[[], Coroutine[Any, Any, Driven]]) -> Driven:
+def introduced(connection: Connection) -> tuple[str, Mapping[str, Any]]:
+    """(the name of the model, what the server says of itself). Raises ValueError when it cannot be asked."""
+    from .endpoint import Endpoint
+
+    async def work() -> tuple[str, Mapping[str, Any]]:
+        async with Endpoint(connection.address, connection.headers, connection.tries, Since()) as endpoint:
+            return await _introduced(endpoint, connection)
+
+    return _finished(work)
+
+
+async def _introduced(endpoint: Endpoint, connection: Connection) -> tuple[str, Mapping[str, Any]]:
+    about = await endpoint.about()
+    model = connection.model or next((one["id"] for one in about["models"]), None)
+    if model is None:
+        raise ValueError(f"target={connection.address} lists no model: executor.model_name= says which")
+    return model, about
+
+
+def _finished(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
     """What the coroutine of `work` returns, also where an event loop runs already, as in a notebook."""
     try:
         asyncio.get_running_loop()

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 COMMANDS = {
     "run": "run one cell, or a sweep with -m, or a study: lengthwise run -m study=quickstart",
     "train": "train, calibrate and evaluate a length predictor: lengthwise train predictor=gbdt workload=sharegpt",
+    "collect": "have a model answer prompts and keep how long it was: lengthwise collect model=smollm2 samples=4",
     "capacity": "the greatest request rate at which SLOs hold, GPUs for a rate, cost per token: lengthwise capacity slo=chat",
     "profile": "measure an engine's step times and fit a cost model: lengthwise profile model=smollm2",
     "validate": "error of the simulation against an engine, by metric: lengthwise validate model=smollm2",
@@ -72,6 +73,11 @@ def _dispatch(command: str, args: list[str]) -> int:
 
         train()
         return 0
+    if command == "collect":
+        from lengthwise.experiments.collect_app import main as collect
+
+        collect()
+        return 0
     if command == "capacity":
         from lengthwise.experiments.capacity_app import main as capacity
 
@@ -117,7 +123,7 @@ def _complete(args: list[str]) -> int:
         print(" ".join(name for name in COMMANDS if name.startswith(start)))
         return 0
     command = words[1]
-    if command not in ("run", "train", "capacity", "serve", "profile", "validate", "bench"):
+    if command not in ("run", "train", "collect", "capacity", "serve", "profile", "validate", "bench"):
         return 0
     os.environ["COMP_LINE"] = line.replace(f" {command}", "", 1)
     return _dispatch(command, args)
