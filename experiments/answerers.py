@@ -33,7 +33,7 @@ class NativeAnswerer:
     """Our engine, as the stage of `cfg` loads it, with the policy, batching, KV and limits of `cfg`. sampling: fields of
     SamplingParams, among OWN. seed: of ids made up where the model has no tokenizer. Raises ValueError for another field."""
 
-    libraries = ("torch", "transformers", "tokenizers")
+    libraries: tuple[str, ...] = ("torch", "transformers", "tokenizers")
 
     def __init__(self, cfg: Config, stage: NativeStage, sampling: Mapping[str, Any], seed: int = 0) -> None:
         if cfg["limits"].get("clip"):
@@ -112,7 +112,7 @@ class _Teller:
 class ServerAnswerer:
     """A server that `stage` reaches. sampling: fields of every request; what is null is not sent, and the server's own."""
 
-    libraries = ("aiohttp",)
+    libraries: tuple[str, ...] = ("aiohttp",)
 
     def __init__(self, stage: RemoteStage, sampling: Mapping[str, Any]) -> None:
         self._stage = stage

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 import time
 from pathlib import Path
 
@@ -81,7 +80,3 @@ def told(found: Collected, out: Path, took: float) -> list[str]:
 def main() -> None:
     """Run the application on sys.argv; after a refusal by Hydra add the nearest name."""
     run_app(app, CONFIG)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
