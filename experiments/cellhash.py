@@ -36,6 +36,7 @@ READERS = frozenset(  # modules of experiments/ that start cells or read their r
         "prepare",
         "probes", "profile", "profile_app", "profile_fit", "progress", "ranges", "report",
         "serve_app", "serve_cell", "simulate", "size", "stability", "stored", "study", "sweep", "table",
+        "taken",
         "token_cost", "trace_summary", "tracking", "train", "train_report", "tune", "tune_report", "validate",
         "validate_app", "validate_engine",
         "wandb_check", "wandb_log", "wandb_predictors", "wandb_session",

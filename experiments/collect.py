@@ -6,8 +6,7 @@ how often the run was stopped. Requests are made when there is room for them.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -20,13 +19,12 @@ from lengthwise.sched import INF, Event, EventKind, Request
 
 from .collected import CLASSES, Collected, first_rows, read, write
 from .dataset import Dataset, Ints
-from .journal import Answered, Journal, same_asked
+from .journal import Journal
 from .jsonable import jsonable
+from .reshape import take
+from .taken import Inbox, Say, Taken
 
-Say = Callable[[str], None]
 Told = Callable[[int, int, int, str], None]  # rid, prompt and answer tokens, how it ended
-EVERY = 10.0  # s between lines of progress
-ALL_LOST = 100  # failures in a row: nobody answers any more
 
 
 @dataclass(frozen=True)
@@ -125,7 +123,9 @@ def collect(
     asked = jsonable(answerer.asked(seed, max_new_tokens))
     if samples > 1 and asked["sampling"].get("temperature") == 0:
         raise ValueError("temperature 0 gives the same answer each time: samples=1, or sampling.temperature=0.8")
-    hashes, again = first_rows(dataset.prompts[:limit])
+    if limit is not None and limit < len(dataset):
+        dataset = take(dataset, np.arange(limit))
+    hashes, again = first_rows(dataset.prompts or ())
     long = answerer.too_long(dataset, max_new_tokens)
     rows = np.array([row for row in hashes if not long[row]], np.int64)
     taken = Taken(rows, [hashes[row] for row in rows.tolist()], samples)
@@ -136,124 +136,30 @@ def collect(
         for answer in journal.found:
             taken.take(answer, journal.path)
         rids = np.flatnonzero(taken.lengths.ravel() == 0)
-        whole = old is not None and not len(rids) and len(old) == len(rows) and (old.prompts is not None) == texts
-        if not whole:
-            inbox = Inbox(taken, journal, len(rids), say or (lambda text: None))
+        if old is not None and not len(rids) and len(old) == len(rows) and (old.prompts is not None) == texts:
+            journal.path.unlink()
+            return old
+        inbox = Inbox(taken, journal, len(rids), say or (lambda text: None))
+        if len(rids):
             asking = Asking(
                 dataset, rids, max_new_tokens, lambda rid: int(rows[rid // samples]),
                 lambda rid: seed_of(seed, int(rows[rid // samples]), rid % samples),
             )  # fmt: skip
-            if len(rids):
-                answerer.answer(asking, inbox)
-            inbox.check()
-            lost = {
-                "rows_prompt_again": again, "rows_prompt_too_long": len(hashes) - len(rows),
-                "rows_refused": int((~taken.done).sum()),
-            }  # fmt: skip
-            made = _finished(dataset, taken, texts, {
-                **asked, "unit": f"{asked['model']} tokens", "command": command,
-                "versions": {name: version(name) for name in ("lengthwise", *answerer.libraries)},
-                "workload": {"name": dataset.name, "source": dataset.source, "licence": dataset.licence},
-                "dropped": {**dataset.dropped, **{reason: n for reason, n in lost.items() if n}},
-            })  # fmt: skip
-            write(made, out)
+            answerer.answer(asking, inbox)
+        inbox.check()
+        lost = {
+            "rows_prompt_again": again, "rows_prompt_too_long": len(hashes) - len(rows),
+            "rows_refused": int((~taken.done).sum()),
+        }  # fmt: skip
+        made = _finished(dataset, taken, texts, {
+            **asked, "unit": f"{asked['model']} tokens", "command": command,
+            "versions": {name: version(name) for name in ("lengthwise", *answerer.libraries)},
+            "workload": {"name": dataset.name, "source": dataset.source, "licence": dataset.licence},
+            "dropped": {**dataset.dropped, **{reason: n for reason, n in lost.items() if n}},
+        })  # fmt: skip
+        write(made, out)
         journal.path.unlink()
-    return made if old is None or not whole else old
-
-
-class Taken:
-    """The answers there are: n rows (of the workload; sha: hashes of their texts), k each. A length of 0: none yet."""
-
-    def __init__(self, rows: Ints, sha: Sequence[str], samples: int) -> None:
-        self.rows, self.sha = rows, sha
-        self.prompt_len = np.zeros(len(rows), np.int64)
-        self.lengths = np.zeros((len(rows), samples), np.int64)
-        self.stopped = np.zeros((len(rows), samples), np.bool_)
-        self._place = {row: at for at, row in enumerate(rows.tolist())}
-
-    @property
-    def done(self) -> NDArray[np.bool_]:
-        """The rows (n,) that have all their answers."""
-        return np.asarray((self.lengths > 0).all(axis=1))
-
-    def take(self, answer: Answered, path: Path) -> None:
-        """An answer from `path`; one that nobody asks for is passed over. Raises ValueError where it is to another text."""
-        at = self._place.get(answer.row)
-        if at is None or answer.sample >= self.lengths.shape[1]:
-            return
-        if answer.sha != self.sha[at]:
-            raise ValueError(f"{path}: row {answer.row} of the workload was another text when it was asked: another out=PATH")
-        self.put(at, answer)
-
-    def take_file(self, old: Collected, path: Path, asked: Mapping[str, Any]) -> None:
-        """The answers of a file that is to have more. Raises ValueError where it holds others, or more than is asked for."""
-        same_asked(old.meta, asked, path)
-        if old.num_samples > self.lengths.shape[1] or not set(old.prompt_id.tolist()) <= self._place.keys():
-            raise ValueError(
-                f"{path} holds {len(old)} prompts with {old.num_samples} answers each, more than is asked for: another out=PATH"
-            )
-        for i, (row, sha, prompt_len) in enumerate(zip(old.prompt_id.tolist(), old.sha, old.prompt_len.tolist(), strict=True)):
-            for sample, (length, stopped) in enumerate(zip(old.lengths[i].tolist(), old.stopped[i].tolist(), strict=True)):
-                self.take(Answered(row, sample, sha, prompt_len, length, stopped), path)
-
-    def put(self, at: int, answer: Answered) -> None:
-        self.prompt_len[at] = answer.prompt_len
-        self.lengths[at, answer.sample] = answer.length
-        self.stopped[at, answer.sample] = answer.stopped
-
-
-class Inbox:
-    """Takes what an Answerer tells, and says how far it is. total: answers that are to come."""
-
-    def __init__(self, taken: Taken, journal: Journal, total: int, say: Say) -> None:
-        self._taken, self._journal, self._total, self._say = taken, journal, total, say
-        self._begin = self._said = time.monotonic()
-        self._num = self._num_tokens = self._in_a_row = 0
-        self._lost: list[str] = []
-        self._refused: set[str] = set()
-
-    def __call__(self, rid: int, prompt_len: int, length: int, reason: str) -> None:
-        """Raises ValueError when nothing is answered any more."""
-        at, sample = divmod(rid, self._taken.lengths.shape[1])
-        self._num += 1
-        if reason in ("stop", "length") and length < 1:
-            reason = "rejected: an answer of no token"
-        if reason in ("stop", "length"):
-            answer = Answered(int(self._taken.rows[at]), sample, self._taken.sha[at], prompt_len, length, reason == "stop")
-            self._taken.put(at, answer)
-            self._journal.add(answer)
-            self._num_tokens += length
-            self._in_a_row = 0
-        else:
-            self._note(int(self._taken.rows[at]), reason)
-        if (now := time.monotonic()) - self._said >= EVERY:
-            self._said = now
-            took = now - self._begin
-            left = took / self._num * (self._total - self._num)
-            self._say(
-                f"{self._num:,} of {self._total:,} answers, {self._num_tokens / took:,.0f} tokens/s, about {left:,.0f} s left"
-            )
-
-    def _note(self, row: int, reason: str) -> None:
-        if reason.startswith("rejected"):
-            if not self._refused:
-                self._say(f"row {row} is left out, as others like it may be: {reason}")
-            self._refused.add(reason)
-            return
-        if not self._lost:
-            self._say(f"an answer to row {row} is lost: {reason}")
-        self._lost.append(reason)
-        self._in_a_row += 1
-        if self._in_a_row == ALL_LOST:
-            raise ValueError(f"{ALL_LOST} answers in a row are lost, the last: {reason}; the same command goes on from here")
-
-    def check(self) -> None:
-        """Raises ValueError where answers are lost that may yet come."""
-        if self._lost:
-            raise ValueError(
-                f"{len(self._lost)} of {self._total} answers are lost, the last: {self._lost[-1]}; the same command asks for "
-                "them again"
-            )
+    return made
 
 
 def _finished(dataset: Dataset, taken: Taken, texts: bool, meta: Mapping[str, Any]) -> Collected:

@@ -28,7 +28,7 @@ def app(config: DictConfig) -> None:
     """One collection; prints what there is. Leaves by SystemExit with the reason when it is not complete."""
     hydra_config = HydraConfig.get()
     overrides = [text for text in hydra_config.overrides.task if not text.startswith("out=")]
-    out = Path()
+    out = root("collected")
     try:
         cfg = plain(config, hydra_config.runtime.choices)
         dataset = load_dataset({"workload": cfg["workload"]})
@@ -48,7 +48,8 @@ def app(config: DictConfig) -> None:
     except OSError as error:
         raise SystemExit(f"lengthwise collect: {describe_error(error, out)}") from error
     except KeyboardInterrupt:
-        print_error(f"stopped; the answers so far are in {journal_of(out)}, and the same command goes on from there")
+        kept = f"; the answers so far are in {journal_of(out)}, and the same command goes on from there"
+        print_error(f"stopped{kept if journal_of(out).exists() else ''}")
         raise SystemExit(130) from None
     print("\n".join(told(found, out, time.monotonic() - begin)))
 

@@ -18,7 +18,6 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.types import RunMode
 
 from lengthwise.experiments import answerers
-from lengthwise.experiments import collect as collecting
 from lengthwise.experiments.answerers import NativeAnswerer, own_sampling
 from lengthwise.experiments.collect import Feed, collect, journal_of, seed_of
 from lengthwise.experiments.collect_app import answerer_of
@@ -216,7 +215,7 @@ def test_what_cannot_be_asked_is_refused(tmp_path, options, says):
 
 def test_progress_says_how_fast_it_is_and_how_long_it_takes(tmp_path, monkeypatch):
     said: list[str] = []
-    monkeypatch.setattr(collecting, "EVERY", 0.0)
+    monkeypatch.setattr(taken, "EVERY", 0.0)
     ask(tmp_path / "a.parquet", say=said.append)
     assert len(said) == 36 and said[-1].startswith("36 of 36 answers, ") and "tokens/s, about 0 s left" in said[-1]
 
@@ -318,7 +317,7 @@ def test_prompts_that_a_server_refuses_are_left_out_and_a_dead_one_is_given_up(t
         await stream.send("w", finish="stop")
         await stream.done()
 
-    monkeypatch.setattr(collecting, "ALL_LOST", 5)
+    monkeypatch.setattr(taken, "ALL_LOST", 5)
     with serving(silent) as server:
         with pytest.raises(ValueError, match=r"5 answers in a row are lost, the last: .*does not count tokens"):
             ask_server(tmp_path / "b.parquet", server, None, "endpoint.concurrency=1")

@@ -21,6 +21,7 @@ from lengthwise.experiments.arrivals.deterministic import Deterministic
 from lengthwise.experiments.arrivals.poisson import Poisson
 from lengthwise.experiments.arrivals.replay import Replay
 from lengthwise.experiments.catalogue import nodes, origins
+from lengthwise.experiments.collected import Collected, prompt_sha, write
 from lengthwise.experiments.contract import check_workload, request_fields
 from lengthwise.experiments.dataset import Dataset
 from lengthwise.experiments.draw import draw, stream
@@ -69,6 +70,17 @@ def test_contract(node: str, tmp_path: Path) -> None:
         lines = "".join(f"{i // 2},{i + 3},{7 * i % 50 + 1},u{i % 3}\n" for i in range(300))
         file = csv(tmp_path, "ms,in,out,who\n" + lines)
         cfg = OmegaConf.merge(cfg, {"path": file, **LENS, "arrival": "ms", "time_unit": "ms", "columns": {"client": "who"}})
+    if node == "collected":
+        meta = {
+            "model": "m",
+            "unit": "m tokens",
+            "max_new_tokens": 30,
+            "workload": {"name": "w", "source": "s", "licence": "l"},
+        }
+        lengths = np.arange(600).reshape(300, 2) % 30 + 1
+        sha = [prompt_sha(str(i)) for i in range(300)]
+        write(Collected(meta, np.arange(300), sha, np.arange(300) + 1, lengths, lengths < 30), tmp_path / "a.parquet")
+        cfg = OmegaConf.merge(cfg, {"path": str(tmp_path / "a.parquet")})
     if node == "saved":
         rows = synthetic.load(num_rows=300, prompt_len=Uniform(1, 99), output_len=Uniform(1, 99))
         save_workload(draw(rows, Deterministic(), 300, 2.0, 0), tmp_path)
