@@ -17,7 +17,7 @@ from hydra import initialize_config_module
 from hydra.core.global_hydra import GlobalHydra
 from hydra.types import RunMode
 
-from lengthwise.experiments import answerers
+from lengthwise.experiments import answerers, taken
 from lengthwise.experiments.answerers import NativeAnswerer, own_sampling
 from lengthwise.experiments.collect import Feed, collect, journal_of, seed_of
 from lengthwise.experiments.collect_app import answerer_of
