@@ -42,6 +42,7 @@ READERS = frozenset(  # modules of experiments/ that start cells or read their r
         "wandb_check", "wandb_log", "wandb_predictors", "wandb_session",
     )
 )  # fmt: skip
+SOURCES = (".py", ".yaml", ".parquet")  # embedded data counts as code
 NAMING = ("path", "artefact")  # keys whose values are files or folders, whatever they are called
 SERVING = ("engine/server", "experiments/serve_app.py", "experiments/serve_cell.py")
 OUTSIDE = ("experiments/figures/", f"{SERVING[0]}/")
@@ -107,13 +108,13 @@ def cell_name(cfg: Mapping[str, Any], code: str) -> str:
 
 @lru_cache(maxsize=8)
 def code(parts: tuple[str, ...]) -> str:
-    """Hash of the source of these files and folders of the package, READERS, figures and the server left out."""
+    """Hash of the SOURCES among these files and folders of the package, READERS, figures and the server left out."""
     total = hashlib.sha256()
     for part in parts:
         path = PACKAGE / part
-        for file in sorted(path.rglob("*.py")) if path.is_dir() else [path] if path.is_file() else []:
+        for file in _tree(path) if path.exists() else []:
             name = str(file.relative_to(PACKAGE))
-            if (name not in READERS and not name.startswith(OUTSIDE)) or part in SERVING:
+            if file.suffix in SOURCES and (part in SERVING or (name not in READERS and not name.startswith(OUTSIDE))):
                 total.update(name.encode() + b"\0" + file.read_bytes())
     return total.hexdigest()[:16]
 

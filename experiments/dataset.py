@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
+UNANSWERED = "unanswered"  # the unit of rows that stand for prompts alone, whose output_len is 1
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,11 @@ class Dataset:
 
     def __len__(self) -> int:
         return len(self.prompt_len)
+
+    def refuse_unanswered(self) -> None:
+        """Raise ValueError where nobody has answered the prompts, so that there are no lengths to learn from."""
+        if self.unit == UNANSWERED:
+            raise ValueError(f"the prompts of workload {self.name} have no answers: collect some, or name a file of them")
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,7 @@ def make_predictions(cfg: Config) -> Made:
     which rows, info["fallback"] how many by kind. Raises ValueError, also when that is every row.
     """
     dataset = load_dataset(cfg)
+    dataset.refuse_unanswered()
     fitted: list[LengthPredictor] = []
     guards: list[Fallback] = []
 

@@ -139,6 +139,7 @@ def groups_of(dataset: Dataset) -> NDArray[np.int64]:
 def _refuse(dataset: Dataset, predictor: Any, baselines: Sequence[str], split: str) -> None:
     if not isinstance(predictor, LengthPredictor):
         raise ValueError(f"a {type(predictor).__name__} cannot be trained: choose a learned predictor such as gbdt")
+    dataset.refuse_unanswered()
     if predictor.needs_text and dataset.prompts is None:
         raise ValueError(
             f"predictor {predictor.name} needs prompt text, and workload {dataset.name} has none: "
