@@ -1,7 +1,7 @@
 """Prompts of this project: what people ask a model for, by template and topic, with the answers that were collected to them.
 
-The texts are here (`texts.py`); how long a model's answers are comes from a file of `lengthwise collect`, or from the one that is
-embedded.
+The texts are here (`texts.py`); how long a model's answers are comes from a file of `lengthwise collect`, or from the one that
+is embedded.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ def load(answers: str | None = EMBEDDED, *, group: str = "template", sample: int
     """Written prompts as a Dataset with the columns template, topic and kind.
 
     answers: a file of collected answers (see `find_file`), or "embedded" for those of this package; output_len is answer number
-    `sample`, samples (N, k) are all of them, and prompts without answers are left out, counted. None, or where none are embedded:
-    every prompt, output_len 1, prompt_len in characters, unit "unanswered", which nothing can be trained on. group: template,
-    topic or prompt, what a split between training and test may not divide. seed: see `written`.
+    `sample`, samples (N, k) are all of them, and prompts without answers are left out, counted. None, or where none are
+    embedded: every prompt, output_len 1, prompt_len in characters, unit "unanswered", which nothing can be trained on. group:
+    template, topic or prompt, what a split between training and test may not divide. seed: see `written`.
 
     Raises FileNotFoundError, or ValueError on another group, on a file of another form and on a sample that there is not.
     """

@@ -29,22 +29,20 @@ class Prompt(NamedTuple):
 
 
 def written(seed: int = 0) -> list[Prompt]:
-    """All prompts, shuffled, so that the first few are of every kind. seed: which topics each template meets, and the order."""
+    """All prompts, shuffled: the first few are of every kind. seed: which topics each template meets, and the order."""
 
     def drawn(template: str, topic: str) -> int:
         return _digest(str(seed), template, topic)
 
     pairs = [
-        (template, topic)
-        for template in templates()
-        for topic in sorted(topics(), key=partial(drawn, template))[:NUM_TOPICS]
+        (template, topic) for template in templates() for topic in sorted(topics(), key=partial(drawn, template))[:NUM_TOPICS]
     ]
     pairs.sort(key=lambda pair: drawn(*pair))
     return [Prompt(filled(template, topic), template, topic, template.split("/")[0]) for template, topic in pairs]
 
 
 def filled(template: str, topic: str) -> str:
-    """The text of a template about a topic: forms of the topic in the place of {name}, {Name} (its first letter a capital), ...;
+    """The text of a template about a topic: forms of the topic in the place of {name}, {Name} (with a capital letter), ...,
     numbers in the place of ranges. Raises KeyError where there is no such template, topic or form."""
     forms = topics()[topic]
     capitals = {key.capitalize(): form[:1].upper() + form[1:] for key, form in forms.items()}
