@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 import numpy as np
 import pytest
 
-from lengthwise.experiments import collected
+from lengthwise.experiments import cellhash, collected
 from lengthwise.experiments.contract import check_workload
 from lengthwise.experiments.dataset import UNANSWERED
 from lengthwise.experiments.train import train
@@ -150,3 +150,15 @@ def test_refuses_another_group_and_a_file_that_is_not_there():
         prompts.load(None, group="kind")
     with pytest.raises(FileNotFoundError):
         prompts.load("nowhere/answers.parquet")
+
+
+def test_embedded_texts_are_part_of_what_a_cell_is(tmp_path, monkeypatch):
+    monkeypatch.setattr(cellhash, "PACKAGE", tmp_path)
+    (tmp_path / "x").mkdir()
+
+    def code(name, text):
+        (tmp_path / "x" / name).write_text(text)
+        return cellhash.code.__wrapped__(("x", "absent"))
+
+    before = code("a.py", "1")
+    assert before != code("b.yaml", "1") != code("b.yaml", "2") == code("notes.txt", "3")
