@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hydra import initialize_config_module
 from hydra.core.global_hydra import GlobalHydra
@@ -17,6 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from lengthwise.experiments.cellhash import digest
 from lengthwise.experiments.size import sized
 from lengthwise.experiments.sweep import sweep_cells
+from lengthwise.predictors.prompt_length import PromptLength
 
 CONF = Path(__file__).parents[2] / "conf"
 NODES = sorted(str(path.relative_to(CONF)) for path in CONF.rglob("*.yaml"))
@@ -138,6 +140,10 @@ def given(name, folder):
         return []
     profile = {**OmegaConf.to_container(OmegaConf.load(CONF / "hardware/unit.yaml")), "provenance": {"profile": {"model": "m"}}}
     (folder / "profile.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(profile)))
+    predictor, (asked, lens) = PromptLength(num_rounds=2), np.random.default_rng(0).integers(1, 99, (2, 40))
+    predictor.fit(None, asked, lens, np.zeros(40, dtype=bool))
+    predictor.unit = "tokens"
+    predictor.save(folder)
     return [f"hardware.path={folder / 'profile.yaml'}", f"workload.path={folder}", f"artefact={folder}", "saturation=2"]
 
 
