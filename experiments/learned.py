@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lengthwise.predictors.constant import Constant
 from lengthwise.predictors.fallback import KINDS, Fallback
 from lengthwise.predictors.latency import LatencyModel
 from lengthwise.predictors.predictions import Predictions
@@ -88,6 +89,19 @@ def make_predictions(cfg: Config) -> Made:
         "marks": marks,
     }
     return predictions, fold, info
+
+
+def ready(cfg: Config) -> LengthPredictor:
+    """The predictor of `cfg` as a server takes it: fitted, or a constant, whose length can be stated. Raises ValueError for one
+    that has learned nothing."""
+    predictor = make(cfg["predictor"])
+    if not isinstance(predictor, LengthPredictor) or not (predictor.fitted or isinstance(predictor, Constant)):
+        name = (cfg.get("choices") or {}).get("predictor") or type(predictor).__name__
+        raise ValueError(
+            f"predictor={name} has learned nothing yet: `lengthwise train predictor={name}`, then predictor=artefact "
+            "predictor.path=PATH"
+        )
+    return predictor
 
 
 def refuse_foreign(predictor: LengthPredictor, dataset: Dataset) -> str | None:

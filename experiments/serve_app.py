@@ -22,6 +22,7 @@ from lengthwise.sched.rehearsal import JumpingClock, Log, PlainExecutor, Script
 
 from .composer import plain
 from .hints import run_app
+from .learned import ready
 from .native_stage import NativeStage, facts
 from .nodes import Config, load_policy, load_stage, make, new_kv, predictor_target
 
@@ -113,15 +114,10 @@ def told_by(cfg: Config, unit: str) -> Told:
         return Told(None, None, "none", [])
     if hasattr(target, "from_truth"):
         raise ValueError(f"predictor={name} knows how long answers will be, which nobody does here; clients say predicted_len")
-    predictor = make(cfg["predictor"])
+    predictor = ready(cfg)
     if isinstance(predictor, Constant) and predictor.unit is None:  # of no artefact: a length that somebody states
         predictor = Constant(predictor.length or STATED, predictor.latency)
         return Told(predictor, predictor.length, f"{name} ({predictor.length:g} tokens)", [])
-    if not isinstance(predictor, LengthPredictor) or not predictor.fitted:
-        raise ValueError(
-            f"predictor={name} has learned nothing yet: `lengthwise train predictor={name}`, then predictor=artefact "
-            "predictor.path=PATH"
-        )
     mark = predictor.check_unit(unit)
     words = f"{name} ({predictor.name})" if name != predictor.name else predictor.name
     return Told(predictor, predictor.training_median or STATED, words, [] if mark is None else [mark])

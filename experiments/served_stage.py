@@ -17,13 +17,12 @@ from urllib.request import urlopen
 import numpy as np
 
 from lengthwise.predictors.constant import Constant
-from lengthwise.predictors.predictor import LengthPredictor
 
 from .asked import Asked
 from .bench.body import LENGTHS
 from .bench.child import child
 from .dataset import Dataset
-from .learned import refuse_foreign
+from .learned import ready, refuse_foreign
 from .native_stage import is_profile, why_another
 from .nodes import Config, is_learned, load_hardware, make, predictor_target
 from .provenance import name
@@ -83,7 +82,9 @@ class ServedStage:
         if cfg["limits"].get("clip"):
             raise ValueError("limits.clip=true is for runs of a workload; a server takes what its clients ask")
         if is_learned(cfg):
-            _learned(cfg)
+            if not isinstance(cfg["predictor"], Mapping):
+                raise ValueError(f"predictor is a {type(cfg['predictor']).__name__}: {NODES}")
+            ready(cfg)
 
     def rows_key(self) -> dict[str, Any]:
         return {key: dict(value) if isinstance(value, Mapping) else value for key, value in vars(self).items()}
@@ -103,7 +104,7 @@ class ServedStage:
         and where a constant stood in for all its predictions."""
         predictor, mark = None, ""  # an oracle's words are the client's
         if is_learned(cfg):
-            made, predictor, dataset = _learned(cfg), cfg["predictor"], asked.workload.dataset
+            made, predictor, dataset = ready(cfg), cfg["predictor"], asked.workload.dataset
             mark = refuse_foreign(made, dataset) or ""
             if isinstance(made, Constant) and not made.fitted:  # says what it would have learned, as in simulation
                 predictor = {**predictor, "length": float(np.median(dataset.output_len))}
@@ -159,19 +160,6 @@ class ServedStage:
     def _said(self, cfg: Config) -> Any:
         """The predictor at work in the client: an oracle, or none."""
         return None if predictor_target(cfg) is None or is_learned(cfg) else cfg["predictor"]
-
-
-def _learned(cfg: Config) -> LengthPredictor:
-    """The cell's learned predictor. Raises ValueError for one that has learned nothing."""
-    if not isinstance(cfg["predictor"], Mapping):
-        raise ValueError(f"predictor is a {type(cfg['predictor']).__name__}: {NODES}")
-    made = make(cfg["predictor"])
-    if not isinstance(made, LengthPredictor) or not (made.fitted or isinstance(made, Constant)):
-        raise ValueError(
-            f"predictor={name(cfg, 'predictor')} has learned nothing: `lengthwise train predictor={name(cfg, 'predictor')}`, "
-            "then predictor=artefact artefact=PATH"
-        )
-    return made
 
 
 def refuse_failed(url: str) -> None:
