@@ -2,7 +2,7 @@
 
 A step has hundreds of parallel regions, and who is through with one spins until the others are. Where a core is shared (with an
 event loop, a client, another program), the one that is waited for may have no core at all, and whoever spins keeps it from
-getting one: with a single busy program beside it on two cores, the engine had a twentieth of its throughput. So workers spin
+getting one: with a single busy program beside it on two cores, the engine all but stood still. So workers spin
 for microseconds, as long as even work keeps them apart, and then sleep.
 """
 
