@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 import aiohttp
 from report import report
 from server import MODELS, all_offline, one_offline
+from sweep_speed import resident
 
 from lengthwise.engine.native.engine import NativeEngine
 from lengthwise.engine.native.generate import warm_up
@@ -32,7 +33,6 @@ NODES = {
     "tiny": {"_target_": "lengthwise.engine.native.tiny.tiny"},
     "smollm2": {"_target_": "lengthwise.engine.native.loading.smollm2"},
 }
-PAGE = 4096  # bytes
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -109,12 +109,7 @@ async def idle(url: str, pid: int, num: int) -> tuple[float, float]:
     whole = resident(pid)
     for writer in writers:
         writer.close()
-    return whole - before, whole
-
-
-def resident(pid: int) -> float:
-    """MB of memory that a process holds."""
-    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE / 1e6
+    return (whole - before) / 1e6, whole / 1e6
 
 
 if __name__ == "__main__":
