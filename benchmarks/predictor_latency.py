@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 
-import numpy as np
 from report import arguments, report
 
 from lengthwise.experiments.nodes import load_dataset, make
@@ -27,13 +26,12 @@ def main() -> None:
             start = time.process_time()
             out_of_fold(
                 lambda node=cfg["predictor"]: make(node),
-                data.prompts, data.prompt_len, data.output_len, data.censored, data.group,
+                data.asked(), data.output_len, data.censored, data.group,
             )  # fmt: skip
             spent = time.process_time() - start
             fitted = make(cfg["predictor"])
-            cut = np.zeros(len(data), dtype=bool) if data.censored is None else data.censored
-            fitted.fit(data.prompts, data.prompt_len, data.output_len, cut, group=data.group)
-            profile = profile_latency(fitted, data.prompts, data.prompt_len)
+            fitted.fit(data.asked(), data.output_len, data.cut, group=data.group)
+            profile = profile_latency(fitted, data.asked())
             cost[name] = {"single_ms": profile.single * 1e3, "batch64_ms": profile.batch * 1e3, "out_of_fold_cpu_s": spent}
         for name, figures in cost.items():
             for figure, value in figures.items():

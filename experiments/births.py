@@ -116,6 +116,8 @@ def _more(workload: Workload, start: int, end: int) -> Iterator[dict[str, Any]] 
         columns["prompt"] = [dataset.prompts[row] for row in rows]
     if dataset.prompt_ids is not None:
         columns["prompt_ids"] = [dataset.prompt_ids[row] for row in rows]
+    if dataset.answers_before is not None:
+        columns["answers_before"] = [dataset.answers_before[row] for row in rows]
     if dataset.block_hashes is not None:
         columns["block_hashes"] = [dataset.block_hashes[row] for row in rows]
     if not columns:

@@ -152,6 +152,7 @@ def join(dataset: Dataset, collected: Collected, sample: int = 0) -> Dataset:
         block_hashes=None,  # they name pieces in tokens of another count
         hash_tokens=0,
         prompt_ids=None,
+        answers_before=None,  # of other answers than those
         **_answers(collected, asked, sample),
     )
 

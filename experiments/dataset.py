@@ -11,7 +11,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
+
+from lengthwise.predictors.prompts import Prompts
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -33,6 +35,7 @@ class Dataset:
     name at a place share the prompt up to the end of that piece. Only whole pieces can be reused. A `range` names the pieces
     of a conversation by their place, answers included, for as far as it will ever go. samples (N, k): all measured output
     lengths of a row's prompt, of which output_len is one. prompt_ids: per row, the prompt as tokens of the model that is asked.
+    answers_before: per row, the tokens of each earlier answer in its conversation, oldest first: known when it is asked.
     """
 
     name: str
@@ -53,13 +56,14 @@ class Dataset:
     hash_tokens: int = 0
     samples: Ints | None = None
     prompt_ids: Sequence[Sequence[int]] | None = None
+    answers_before: Sequence[Sequence[int]] | None = None
 
     def __post_init__(self) -> None:
         n = len(self.prompt_len)
         columns = {
             "output_len": self.output_len, "censored": self.censored, "group": self.group, "prompts": self.prompts,
             "arrival": self.arrival, "block_hashes": self.block_hashes, "samples": self.samples,
-            "prompt_ids": self.prompt_ids, **self.columns,
+            "prompt_ids": self.prompt_ids, "answers_before": self.answers_before, **self.columns,
         }  # fmt: skip
         for name, column in columns.items():
             if column is not None and len(column) != n:
@@ -82,6 +86,18 @@ class Dataset:
 
     def __len__(self) -> int:
         return len(self.prompt_len)
+
+    def asked(self, rows: ArrayLike | None = None) -> Prompts:
+        """What a predictor may see of the rows (n,), by default of all N."""
+        client = self.columns.get("client")
+        names = None if client is None else [None if name is None or name != name else str(name) for name in client]
+        whole = Prompts(self.prompt_len.astype(np.float64), self.prompts, names, self.answers_before)
+        return whole if rows is None else whole.take(rows)
+
+    @property
+    def cut(self) -> NDArray[np.bool_]:
+        """`censored`, all False where nothing is known of it."""
+        return np.zeros(len(self), dtype=bool) if self.censored is None else np.asarray(self.censored, dtype=bool)
 
     def refuse_unanswered(self) -> None:
         """Raise ValueError where nobody has answered the prompts, so that there are no lengths to learn from."""

@@ -57,18 +57,17 @@ def make_predictions(cfg: Config) -> Made:
         guards.append(Fallback(predictor, median))
         return guards[-1]
 
-    fold = np.full(len(dataset), -1, dtype=np.int64)
+    asked, fold = dataset.asked(), np.full(len(dataset), -1, dtype=np.int64)
     if fitted[0].fitted:
         refuse_foreign(fitted[0], dataset)
-        predictions = guard(fitted[0]).predict_columns(dataset.prompts, dataset.prompt_len)
+        predictions = guard(fitted[0]).predict_columns(asked)
     elif not fitted[0].per_row:
-        cut = np.zeros(len(dataset), dtype=bool) if dataset.censored is None else dataset.censored
-        fitted[0].fit(dataset.prompts, dataset.prompt_len, dataset.output_len, cut)
-        predictions = guard(fitted[0]).predict_columns(dataset.prompts, dataset.prompt_len)
+        fitted[0].fit(asked, dataset.output_len, dataset.cut)
+        predictions = guard(fitted[0]).predict_columns(asked)
     else:
         predictions, fold = out_of_fold(
-            new, dataset.prompts, dataset.prompt_len, dataset.output_len, dataset.censored,
-            joint_groups(dataset.group, dataset.prompts, len(dataset)), num_folds=NUM_FOLDS, guard=guard,
+            new, asked, dataset.output_len, dataset.censored, joint_groups(dataset.group, dataset.prompts, len(dataset)),
+            num_folds=NUM_FOLDS, guard=guard,
         )  # fmt: skip
     predictor = fitted[-1]
     counts = {kind: n for kind in KINDS if (n := sum(one.counts[kind] for one in guards))}
@@ -138,7 +137,7 @@ def _latency(predictor: LengthPredictor, dataset: Dataset, median: float) -> tup
     """(the model that is charged, seconds of one prediction alone, where they come from)."""
     if predictor.latency is not None:  # not timed again: a declared latency gives the same results anywhere
         return predictor.latency, float(predictor.latency.ready_times([0.0])[0]), "declared"
-    profile = profile_latency(Fallback(predictor, median), dataset.prompts, dataset.prompt_len)
+    profile = profile_latency(Fallback(predictor, median), dataset.asked())
     return profile.model, profile.single, "profiled on the machine that prepared the study"
 
 

@@ -43,6 +43,7 @@ def take(dataset: Dataset, rows: ArrayLike, **notes: Any) -> Dataset:
         columns=columns,
         block_hashes=None if dataset.block_hashes is None else [dataset.block_hashes[i] for i in at.tolist()],
         samples=None if dataset.samples is None else dataset.samples[at],
+        answers_before=None if dataset.answers_before is None else [dataset.answers_before[i] for i in at.tolist()],
         notes={**dataset.notes, **notes},
     )
 
@@ -168,7 +169,7 @@ def merge(parts: Mapping[str, Dataset] | Sequence[Dataset], *, name: str = "merg
     for key, part in named.items():
         if "after" in part.columns or part.notes.get("users") is not None:
             raise ValueError(f"requests of {key} wait for answers: merge what it was drawn from, and draw again")
-    for field in ("arrival", "block_hashes", "prompts"):
+    for field in ("arrival", "block_hashes", "prompts", "answers_before"):
         some = [key for key, part in named.items() if getattr(part, field) is None]
         if some and len(some) < len(sets):
             raise ValueError(f"only some parts have {field}: {', '.join(some)} has none")
@@ -197,6 +198,7 @@ def merge(parts: Mapping[str, Dataset] | Sequence[Dataset], *, name: str = "merg
         notes={"merge": {key: {"num_rows": len(part), **part.notes} for key, part in named.items()}},
         block_hashes=hashes,
         hash_tokens=first.hash_tokens,
+        answers_before=None if first.answers_before is None else [x for part in sets for x in part.answers_before or ()],
     )
     if arrival is None:
         return made
@@ -205,7 +207,8 @@ def merge(parts: Mapping[str, Dataset] | Sequence[Dataset], *, name: str = "merg
 
 
 def _relength(dataset: Dataset, prompt: Ints, output: Ints, cut: Any, **notes: Any) -> Dataset:
-    """The same rows with other lengths; prefix hashes keep the pieces that are still whole, `samples` no longer hold."""
+    """The same rows with other lengths; prefix hashes keep the pieces that are still whole. Where outputs change, `samples` and
+    `answers_before` no longer hold."""
     hashes = dataset.block_hashes
     if hashes is not None and np.any(prompt < dataset.prompt_len):
         whole = (prompt // dataset.hash_tokens).tolist()
@@ -214,9 +217,11 @@ def _relength(dataset: Dataset, prompt: Ints, output: Ints, cut: Any, **notes: A
     censored = dataset.censored
     if cut is not None and cut.any():
         censored = cut if censored is None else censored | cut
+    same = bool(np.all(output == dataset.output_len))
     return replace(
         dataset, prompt_len=prompt, output_len=output, censored=censored, block_hashes=hashes,
-        samples=None if np.any(output != dataset.output_len) else dataset.samples, notes={**dataset.notes, **notes},
+        samples=dataset.samples if same else None, answers_before=dataset.answers_before if same else None,
+        notes={**dataset.notes, **notes},
     )  # fmt: skip
 
 

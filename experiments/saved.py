@@ -48,6 +48,8 @@ def save_workload(workload: Workload, folder: Path | str) -> None:
         columns["prompt"] = [dataset.prompts[row] for row in rows.tolist()]
     if dataset.samples is not None:
         columns["samples"] = pa.array(list(dataset.samples[rows]), pa.list_(pa.int64()))
+    if dataset.answers_before is not None:
+        columns["answers_before"] = pa.array([list(dataset.answers_before[row]) for row in rows.tolist()], pa.list_(pa.int64()))
     fields = dict.fromkeys([*dataset.columns, *workload.columns])
     for name in fields:
         if name not in columns and name != "after":  # whom the rows of an earlier saved workload waited for is past
@@ -79,7 +81,9 @@ def load_workload(folder: Path | str) -> Dataset:
     if meta["format"] != FORMAT:
         raise ValueError(f"{folder} has format {meta['format']}, this version reads {FORMAT}")
     table = pq.read_table(folder / FILES[0])
-    frame = table.drop_columns([name for name in ("block_hashes", "samples") if name in table.column_names]).to_pandas()
+    frame = table.drop_columns(
+        [name for name in ("block_hashes", "samples", "answers_before") if name in table.column_names]
+    ).to_pandas()
     columns = {name.removeprefix("field_"): frame[name].to_numpy() for name in frame if str(name).startswith("field_")}
     columns |= {name: frame[name].to_numpy() for name in ("after", "gap") if name in frame}
     hashes = None
@@ -104,6 +108,7 @@ def load_workload(folder: Path | str) -> Dataset:
         block_hashes=hashes,
         hash_tokens=meta["hash_tokens"],
         samples=np.array(table["samples"].to_pylist(), dtype=np.int64) if "samples" in table.column_names else None,
+        answers_before=table["answers_before"].to_pylist() if "answers_before" in table.column_names else None,
     )
 
 

@@ -67,7 +67,7 @@ def train(
     predictor = make_predictor()
     _refuse(dataset, predictor, baselines, split)
     group = groups_of(dataset)
-    cut = np.zeros(len(dataset), dtype=bool) if dataset.censored is None else np.asarray(dataset.censored, dtype=bool)
+    cut = dataset.cut
     say = progress or (lambda text: None)
     volatile: dict[str, Any] = {}
 
@@ -89,14 +89,14 @@ def train(
     predictor.unit = dataset.unit
     held_out = None
     if left_out.size:
-        predictions = predictor.predict_columns(_texts(dataset, left_out), dataset.prompt_len[left_out])
+        predictions = predictor.predict_columns(dataset.asked(left_out))
         held_out = score(predictions, dataset.output_len[left_out], cut[left_out])
-    profile = profile_latency(predictor, dataset.prompts, dataset.prompt_len)
+    profile = profile_latency(predictor, dataset.asked())
     if predictor.latency is None:
         predictor.latency = profile.model
     volatile["latency"] = {**asdict(profile), "charged": predictor.latency.as_dict()}
 
-    hashed = artefact.data_hash(dataset.prompts, dataset.prompt_len, dataset.output_len, cut)
+    hashed = artefact.data_hash(dataset.asked(), dataset.output_len, cut)
     report = {
         "predictor": predictor.name,
         "settings": predictor.settings(),
@@ -123,7 +123,7 @@ def train(
     if folder is not None:
         told = {"tokenizer": dataset.unit, "dataset": dataset.name, "data_hash": hashed, "split": split, "num_rows": len(learn)}
         told |= {"source": dataset.source, "licence": dataset.licence}
-        predictor.mark_seen(_texts(dataset, learn))
+        predictor.mark_seen(dataset.asked(learn).texts)
         artefact.save(predictor, folder / "artefact", told)
         report["artefact"] = str(folder / "artefact")
         (folder / "report.json.part").write_text(json.dumps(report, indent=1, allow_nan=False) + "\n", encoding="utf-8")
@@ -166,10 +166,6 @@ def _split(dataset: Dataset, split: str, group: NDArray[np.int64]) -> tuple[NDAr
     return named_split(split, group)
 
 
-def _texts(dataset: Dataset, rows: NDArray[np.int64]) -> list[str] | None:
-    return None if dataset.prompts is None else [dataset.prompts[i] for i in rows]
-
-
 def _scored(
     dataset: Dataset,
     make: Callable[[], LengthPredictor | Oracle],
@@ -185,7 +181,7 @@ def _scored(
         begin = time.perf_counter()
         if isinstance(predictor, LengthPredictor):
             _fit(predictor, dataset, learn, cut, group)
-            predictions = predictor.predict_columns(_texts(dataset, test), dataset.prompt_len[test])
+            predictions = predictor.predict_columns(dataset.asked(test))
         else:
             predictions = predictor.from_truth(dataset.output_len[test])
         times.append(time.perf_counter() - begin)
@@ -197,8 +193,7 @@ def _scored(
 def _fit(
     predictor: LengthPredictor, dataset: Dataset, rows: NDArray[np.int64], cut: NDArray[np.bool_], group: NDArray[np.int64]
 ) -> None:
-    lens = dataset.prompt_len[rows], dataset.output_len[rows], cut[rows]
-    predictor.fit(_texts(dataset, rows), *lens, group=group[rows])
+    predictor.fit(dataset.asked(rows), dataset.output_len[rows], cut[rows], group=group[rows])
 
 
 @hydra.main(version_base="1.3", config_path="pkg://lengthwise.conf", config_name="train")

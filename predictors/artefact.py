@@ -12,7 +12,7 @@ import importlib
 import json
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from numpy.typing import ArrayLike
 
 from .latency import LatencyModel
 from .predictor import LengthPredictor, State
+from .prompts import Prompts
 
 FORMAT = 1
 _SEEN = "seen_prompts"  # hashes of the training prompts, beside the predictor's own arrays
@@ -40,18 +41,20 @@ def library_versions() -> dict[str, str]:
     return out
 
 
-def data_hash(
-    prompts: Sequence[str] | None, prompt_len: ArrayLike, lengths: ArrayLike, censored: ArrayLike | None = None
-) -> str:
+def data_hash(prompts: Prompts, lengths: ArrayLike, censored: ArrayLike | None = None) -> str:
     """SHA-256 of training rows, in their order: same rows, same hash."""
     digest = hashlib.sha256()
-    for column in (prompt_len, lengths, () if censored is None else censored):
+    for column in (prompts.prompt_len, lengths, () if censored is None else censored):
         digest.update(np.ascontiguousarray(column, dtype=np.int64).tobytes())
         digest.update(b"|")
-    for prompt in prompts or ():
-        raw = prompt.encode("utf-8", "surrogatepass")
+    for text in prompts.texts or ():
+        raw = text.encode("utf-8", "surrogatepass")
         digest.update(len(raw).to_bytes(8, "little"))
         digest.update(raw)
+    if prompts.client is not None:
+        digest.update(json.dumps(["client", list(prompts.client)]).encode())
+    if prompts.answers_before is not None:
+        digest.update(json.dumps(["answers_before", [list(map(int, row)) for row in prompts.answers_before]]).encode())
     return digest.hexdigest()
 
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
 
 from .latency import LatencyModel
 from .predictions import Predictions
 from .predictor import LengthPredictor, State, TrainingRows
+from .prompts import Prompts
 
 
 class Constant(LengthPredictor):
@@ -36,10 +33,10 @@ class Constant(LengthPredictor):
     def learn(self, rows: TrainingRows) -> None:
         self._length = self.length if self.length is not None else float(np.median(rows.lengths))
 
-    def predict_columns(self, prompts: Sequence[str] | None, prompt_len: NDArray[Any]) -> Predictions:
-        self._need_fitted()
+    def predict_columns(self, prompts: Prompts) -> Predictions:
+        self._need_fitted(prompts)
         assert self._length is not None
-        return Predictions.from_points(np.full(len(self._asked(prompts, prompt_len)), self._length))
+        return Predictions.from_points(np.full(len(prompts), self._length))
 
     def state(self) -> State:
         self._need_fitted()

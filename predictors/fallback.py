@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +16,7 @@ from lengthwise.sched import EDGES, LengthDistribution, Request
 
 from .predictions import Predictions
 from .predictor import LengthPredictor
+from .prompts import Prompts
 
 Floats = NDArray[np.float64]
 log = logging.getLogger(__name__)
@@ -82,15 +82,15 @@ class Fallback:
             out.append(row)
         return out
 
-    def predict_columns(self, prompts: Sequence[str] | None, prompt_len: NDArray[Any]) -> Predictions:
+    def predict_columns(self, prompts: Prompts) -> Predictions:
         """The same in columns, (N,), with `fallback` saying where. Raises nothing that the predictor raises.
 
         When a batch raises, its halves are tried, down to the rows that raise alone: rows are independent of their batch.
         """
-        n = len(prompt_len)
+        n = len(prompts)
         self.num_predictions += n
         begin = self._timer()
-        pieces, raised = self._pieces(prompts, prompt_len)
+        pieces, raised = self._pieces(prompts)
         late = self.deadline is not None and self._timer() - begin > self.deadline
         whole = all(len(out) == len(rows) for rows, out in pieces)
         kinds = {(out.point is not None, out.survival is not None) for _, out in pieces}
@@ -108,26 +108,22 @@ class Fallback:
             faults[raised] = "raised"
         return self._replaced(out, faults)
 
-    def _pieces(
-        self, prompts: Sequence[str] | None, prompt_len: NDArray[Any]
-    ) -> tuple[list[tuple[range, Predictions]], NDArray[np.bool_]]:
+    def _pieces(self, prompts: Prompts) -> tuple[list[tuple[range, Predictions]], NDArray[np.bool_]]:
         """(rows, their predictions) of the largest batches that do not raise, in order, and the rows (N,) that raise alone."""
         pieces: list[tuple[range, Predictions]] = []
-        raised = np.zeros(len(prompt_len), dtype=bool)
-        todo = [range(len(prompt_len))]
+        raised = np.zeros(len(prompts), dtype=bool)
+        todo = [range(len(prompts))]
         while todo:
             rows = todo.pop()
-            part = slice(rows.start, rows.stop)
             try:
-                out = self.predictor.predict_columns(None if prompts is None else prompts[part], prompt_len[part])
-                pieces.append((rows, out))
+                pieces.append((rows, self.predictor.predict_columns(prompts.take(rows))))
             except Exception as error:  # whatever it is, the scheduler goes on
                 self._note(error, len(rows))
                 middle = len(rows) // 2
                 if middle:
                     todo += [rows[middle:], rows[:middle]]
                 else:
-                    raised[part] = True
+                    raised[rows.start : rows.stop] = True
         return pieces, raised
 
     def meet_deadline(self, predictions: Predictions, arrival: Floats, ready: Floats) -> tuple[Predictions, Floats]:

@@ -6,11 +6,7 @@ prediction is one dense column (stacking; Wolpert, Neural Networks 1992), and th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
 
 from .boosting import Booster
 from .calibration import Residuals, lift_censored, out_of_fold_columns, soft_log, soft_offset
@@ -18,6 +14,7 @@ from .features import FEATURES, hand_features, refuse_label_columns
 from .latency import LatencyModel
 from .predictions import Predictions
 from .predictor import Floats, LengthPredictor, State, TrainingRows
+from .prompts import Prompts
 from .ridge import ridge_out_of_fold, solve_ridge
 from .tfidf import Tfidf
 
@@ -62,9 +59,9 @@ class GBDT(LengthPredictor):
         return self._residuals is not None
 
     def learn(self, rows: TrainingRows) -> None:
-        assert rows.prompts is not None
+        texts = rows.prompts.texts or ()
         fold, offset, cut = rows.folds(self.num_folds), soft_offset(rows.lengths), rows.censored
-        hand, terms = hand_features(rows.prompts, rows.prompt_len), self._tfidf.fit(rows.prompts)
+        hand, terms = hand_features(texts, rows.prompts.prompt_len), self._tfidf.fit(texts)
         observed = soft_log(rows.lengths, offset)
         refuse_label_columns(hand, FEATURES, observed)
         y = lift_censored(ridge_out_of_fold(terms, observed, fold, self.strength), observed, cut)
@@ -84,13 +81,12 @@ class GBDT(LengthPredictor):
     def _size(self) -> Booster:
         return Booster(max(self.num_rounds // 2, 1), 8, self.learning_rate)
 
-    def predict_columns(self, prompts: Sequence[str] | None, prompt_len: NDArray[Any]) -> Predictions:
-        self._need_fitted()
+    def predict_columns(self, prompts: Prompts) -> Predictions:
+        self._need_fitted(prompts)
         assert self._location is not None and self._scale is not None and self._residuals is not None
-        asked = self._asked(prompts, prompt_len)
-        assert prompts is not None
-        linear = self._tfidf.transform(prompts) @ self._weights + self._intercept
-        x = np.column_stack([hand_features(prompts, asked), linear])
+        texts = prompts.texts or ()
+        linear = self._tfidf.transform(texts) @ self._weights + self._intercept
+        x = np.column_stack([hand_features(texts, prompts.prompt_len), linear])
         scale = np.maximum(self._scale.predict(x), _FLOOR)
         return Predictions.from_survivals(self._residuals.survival(self._location.predict(x), scale))
 

@@ -23,6 +23,7 @@ from .folds import Ints, grouped_folds, rows_as_groups
 from .latency import LatencyModel
 from .near_duplicates import prompt_keys
 from .predictions import Predictions
+from .prompts import Prompts
 
 Floats = NDArray[np.float64]
 MIN_ROWS = 20  # fewer training rows say nothing about a distribution
@@ -40,11 +41,9 @@ class State:
 
 @dataclass(frozen=True)
 class TrainingRows:
-    """N rows to learn from, checked: prompts (None only where a predictor needs none), the others (N,). A censored length is a
-    lower bound. Rows of one group belong together."""
+    """N rows to learn from, checked; columns (N,). A censored length is a lower bound. Rows of one group belong together."""
 
-    prompts: Sequence[str] | None
-    prompt_len: Floats
+    prompts: Prompts
     lengths: Floats
     censored: NDArray[np.bool_]
     group: Ints
@@ -75,27 +74,26 @@ class LengthPredictor(ABC):
 
     def fit(
         self,
-        prompts: Sequence[str] | None,
-        prompt_len: NDArray[Any],
+        prompts: Prompts,
         lengths: NDArray[Any],
         censored: NDArray[Any],
         *,
         group: NDArray[Any] | None = None,
     ) -> None:
-        """Learn from N rows: prompts or None, prompt_len (N,), lengths (N,) >= 1 token, censored (N,) bool: at least that long.
+        """Learn from N prompts, lengths (N,) >= 1 token of their answers, censored (N,) bool: at least that long.
 
         Rows of one `group` (N,) stay together in any fold made inside. Raises ValueError on rows it cannot learn from.
         """
-        asked, lens, cut = self._rows(prompts, prompt_len, lengths, censored)
-        self.learn(TrainingRows(prompts, asked, lens, cut, rows_as_groups(group, len(lens))))
+        lens, cut = self._labels(prompts, lengths, censored)
+        self.learn(TrainingRows(prompts, lens, cut, rows_as_groups(group, len(lens))))
 
     @abstractmethod
     def learn(self, rows: TrainingRows) -> None:
         """Learn from checked rows. Raises ValueError on what only this predictor cannot use."""
 
     @abstractmethod
-    def predict_columns(self, prompts: Sequence[str] | None, prompt_len: NDArray[Any]) -> Predictions:
-        """Predictions of N >= 0 rows. Raises ValueError when unfitted, or without prompts where text is needed."""
+    def predict_columns(self, prompts: Prompts) -> Predictions:
+        """Predictions of N >= 0 prompts. Raises ValueError when unfitted, or without texts where they are needed."""
 
     @abstractmethod
     def state(self) -> State:
@@ -110,15 +108,10 @@ class LengthPredictor(ABC):
     def fitted(self) -> bool: ...
 
     def predict(self, requests: Sequence[Request]) -> list[LengthDistribution]:
-        """One distribution a request, from its prompt and prompt_len. Raises ValueError on a missing prompt it needs."""
-        prompts: list[str] | None = None
-        if self.needs_text:
-            bare = [r.rid for r in requests if r.prompt is None]
-            if bare:
-                raise ValueError(f"predictor {self.name} needs prompt text; request {bare[0]} has none")
-            prompts = [r.prompt or "" for r in requests]
-        lens = np.array([r.prompt_len for r in requests], dtype=np.float64)
-        return self.predict_columns(prompts, lens).rows()
+        """One distribution a request, from what its client sent. Raises ValueError on a missing prompt it needs."""
+        if self.needs_text and (bare := [r.rid for r in requests if r.prompt is None]):
+            raise ValueError(f"predictor {self.name} needs prompt text; request {bare[0]} has none")
+        return self.predict_columns(Prompts.of(requests)).rows()
 
     def refine(
         self, requests: Sequence[Request], generated: Sequence[int], probes: Any | None = None
@@ -177,15 +170,13 @@ class LengthPredictor(ABC):
 
     # --- checks that fits and predictions share ------------------------------------------------------------------------
 
-    def _rows(
-        self, prompts: Sequence[str] | None, prompt_len: NDArray[Any], lengths: NDArray[Any], censored: NDArray[Any]
-    ) -> tuple[Floats, Floats, NDArray[np.bool_]]:
-        """The training columns, checked; sets `training_median`. Raises ValueError naming what is wrong."""
+    def _labels(self, prompts: Prompts, lengths: NDArray[Any], censored: NDArray[Any]) -> tuple[Floats, NDArray[np.bool_]]:
+        """The training labels, checked; sets `training_median`. Raises ValueError naming what is wrong."""
         lens = np.asarray(lengths, dtype=np.float64)
         cut = np.asarray(censored, dtype=bool)
-        asked = self._asked(prompts, prompt_len)
-        if not len(asked) == len(lens) == len(cut):
-            raise ValueError(f"{len(asked)} prompt lengths, {len(lens)} output lengths and {len(cut)} censored marks")
+        self._check_text(prompts)
+        if not len(prompts) == len(lens) == len(cut):
+            raise ValueError(f"{len(prompts)} prompts, {len(lens)} output lengths and {len(cut)} censored marks")
         if len(lens) < MIN_ROWS:
             raise ValueError(f"predictor {self.name}: {len(lens)} training rows, at least {MIN_ROWS} are needed")
         if not (np.all(np.isfinite(lens)) and lens.min() >= 1.0):
@@ -194,21 +185,17 @@ class LengthPredictor(ABC):
         if num_exact < needed:
             raise ValueError(f"only {num_exact} of {len(cut)} training rows are uncensored, {needed} are needed")
         self.training_median = float(np.median(lens))
-        return asked, lens, cut
+        return lens, cut
 
-    def _asked(self, prompts: Sequence[str] | None, prompt_len: NDArray[Any]) -> Floats:
-        """Prompt lengths as floats (N,), checked against the prompts."""
-        asked = np.asarray(prompt_len, dtype=np.float64)
-        if self.needs_text and prompts is None:
+    def _check_text(self, prompts: Prompts) -> None:
+        if self.needs_text and prompts.texts is None:
             raise ValueError(
                 f"predictor {self.name} needs prompt text, and these rows have none: choose constant or prompt_length"
             )
-        if asked.ndim != 1 or (prompts is not None and len(prompts) != len(asked)):
-            raise ValueError(f"prompt_len has shape {asked.shape}, there are {len(prompts or ())} prompts")
-        if asked.size and not (np.all(np.isfinite(asked)) and asked.min() >= 0):
-            raise ValueError("prompt lengths must be finite and not negative")
-        return asked
 
-    def _need_fitted(self) -> None:
+    def _need_fitted(self, prompts: Prompts | None = None) -> None:
+        """Raise ValueError when unfitted; given `prompts`, also when they lack what this predictor needs."""
         if not self.fitted:
             raise ValueError(f"predictor {self.name} is not fitted: fit it, or load an artefact")
+        if prompts is not None:
+            self._check_text(prompts)

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .latency import LatencyModel
 from .predictions import Predictions
+from .prompts import Prompts
 
 
 class Predicts(Protocol):
     """A fitted predictor, or what guards one."""
 
-    def predict_columns(self, prompts: Sequence[str] | None, prompt_len: NDArray[Any]) -> Predictions: ...
+    def predict_columns(self, prompts: Prompts) -> Predictions: ...
 
 
 @dataclass(frozen=True)
@@ -35,8 +36,7 @@ class Profile:
 
 def profile_latency(
     predictor: Predicts,
-    prompts: Sequence[str] | None,
-    prompt_len: NDArray[Any],
+    prompts: Prompts,
     *,
     num_timed: int = 200,
     batch_size: int = 64,
@@ -44,20 +44,19 @@ def profile_latency(
     window: float = 0.0,
     timer: Callable[[], float] = time.perf_counter,
 ) -> Profile:
-    """Time `predictor` on num_timed single rows and num_batches batches, spread over the N rows given.
+    """Time `predictor` on num_timed single rows and num_batches batches, spread over the N prompts.
 
     The model is the line through the two medians: per_batch + per_request x size. Raises ValueError without rows.
     """
-    n = len(prompt_len)
+    n = len(prompts)
     if n == 0:
         raise ValueError("no rows to time predictions on")
     size = min(batch_size, n)
 
     def once(rows: NDArray[np.int64]) -> float:
-        text = None if prompts is None else [prompts[i] for i in rows]
-        lens = np.asarray(prompt_len)[rows]
+        some = prompts.take(rows)
         begin = timer()
-        predictor.predict_columns(text, lens)
+        predictor.predict_columns(some)
         return timer() - begin
 
     spread = np.linspace(0, n - 1, num_timed).astype(np.int64)

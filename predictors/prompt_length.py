@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -14,6 +11,7 @@ from .features import refuse_label_columns
 from .latency import LatencyModel
 from .predictions import Predictions
 from .predictor import Floats, LengthPredictor, State, TrainingRows
+from .prompts import Prompts
 
 
 class PromptLength(LengthPredictor):
@@ -40,7 +38,7 @@ class PromptLength(LengthPredictor):
 
     def learn(self, rows: TrainingRows) -> None:
         fold, offset, cut = rows.folds(self.num_folds), soft_offset(rows.lengths), rows.censored
-        x, observed = np.log1p(rows.prompt_len)[:, None], soft_log(rows.lengths, offset)
+        x, observed = np.log1p(rows.prompts.prompt_len)[:, None], soft_log(rows.lengths, offset)
         refuse_label_columns(x, ("log_tokens",), observed)
         y = lift_censored(self._out_of_fold(x, observed, fold), observed, cut)
         location = self._out_of_fold(x, y, fold)
@@ -53,11 +51,10 @@ class PromptLength(LengthPredictor):
     def _new(self) -> Booster:
         return Booster(self.num_rounds, self.num_leaves, 0.1)
 
-    def predict_columns(self, prompts: Sequence[str] | None, prompt_len: NDArray[Any]) -> Predictions:
-        self._need_fitted()
+    def predict_columns(self, prompts: Prompts) -> Predictions:
+        self._need_fitted(prompts)
         assert self._head is not None and self._residuals is not None
-        asked = self._asked(prompts, prompt_len)
-        location: Floats = self._head.predict(np.log1p(asked)[:, None])
+        location: Floats = self._head.predict(np.log1p(prompts.prompt_len)[:, None])
         return Predictions.from_survivals(self._residuals.survival(location))
 
     def state(self) -> State:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ from .calibration import Residuals, lift_censored, out_of_fold_columns, soft_log
 from .latency import LatencyModel
 from .predictions import Predictions
 from .predictor import Floats, LengthPredictor, State, TrainingRows
+from .prompts import Prompts
 from .tfidf import Tfidf
 
 
@@ -55,20 +55,17 @@ class Ridge(LengthPredictor):
         return self._residuals is not None
 
     def learn(self, rows: TrainingRows) -> None:
-        assert rows.prompts is not None
         fold, offset, cut = rows.folds(self.num_folds), soft_offset(rows.lengths), rows.censored
-        terms, observed = self._tfidf.fit(rows.prompts), soft_log(rows.lengths, offset)
+        terms, observed = self._tfidf.fit(rows.prompts.texts or ()), soft_log(rows.lengths, offset)
         y = lift_censored(ridge_out_of_fold(terms, observed, fold, self.strength), observed, cut)
         location = ridge_out_of_fold(terms, y, fold, self.strength)
         self._weights, self._intercept = solve_ridge(terms, y, self.strength)
         self._residuals = Residuals.fit(location, observed, cut, offset)
 
-    def predict_columns(self, prompts: Sequence[str] | None, prompt_len: NDArray[Any]) -> Predictions:
-        self._need_fitted()
+    def predict_columns(self, prompts: Prompts) -> Predictions:
+        self._need_fitted(prompts)
         assert self._residuals is not None
-        self._asked(prompts, prompt_len)
-        assert prompts is not None
-        location = self._tfidf.transform(prompts) @ self._weights + self._intercept
+        location = self._tfidf.transform(prompts.texts or ()) @ self._weights + self._intercept
         return Predictions.from_survivals(self._residuals.survival(location))
 
     def state(self) -> State:

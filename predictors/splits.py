@@ -19,6 +19,7 @@ from .folds import Ints, grouped_folds, rows_as_groups, shuffled_groups
 from .near_duplicates import prompt_groups
 from .predictions import Predictions
 from .predictor import LengthPredictor
+from .prompts import Prompts
 
 __all__ = [
     "SPLITS", "grouped_folds", "joint_groups", "named_split", "out_of_fold", "overlaps", "prompt_groups", "refuse_overlap",
@@ -89,8 +90,7 @@ def refuse_overlap(group: ArrayLike, train: ArrayLike, test: ArrayLike) -> None:
 
 def out_of_fold(
     make_predictor: Callable[[], LengthPredictor],
-    prompts: Sequence[str] | None,
-    prompt_len: NDArray[Any],
+    prompts: Prompts,
     lengths: NDArray[Any],
     censored: NDArray[Any] | None,
     group: ArrayLike | None,
@@ -106,7 +106,7 @@ def out_of_fold(
     to predict; without one, failures are raised. progress: called with (folds done, folds). Raises ValueError from `fit`, and
     when no two groups are there.
     """
-    n = len(prompt_len)
+    n = len(prompts)
     groups = rows_as_groups(group, n)
     cut = np.zeros(n, dtype=bool) if censored is None else np.asarray(censored, dtype=bool)
     fold = grouped_folds(groups, num_folds, seed)
@@ -116,12 +116,8 @@ def out_of_fold(
         train, test = np.flatnonzero(fold != k), np.flatnonzero(fold == k)
         refuse_overlap(groups, train, test)
         predictor = make_predictor()
-        predictor.fit(
-            None if prompts is None else [prompts[i] for i in train.tolist()],
-            prompt_len[train], lengths[train], cut[train], group=groups[train],
-        )  # fmt: skip
-        asked = None if prompts is None else [prompts[i] for i in test.tolist()]
-        parts.append((predictor if guard is None else guard(predictor)).predict_columns(asked, prompt_len[test]))
+        predictor.fit(prompts.take(train), lengths[train], cut[train], group=groups[train])
+        parts.append((predictor if guard is None else guard(predictor)).predict_columns(prompts.take(test)))
         places.append(test)
         log.info("out-of-fold %s: fold %d of %d, %d training rows", predictor.name, k + 1, num_folds, len(train))
         if progress is not None:

@@ -52,7 +52,7 @@ class Request:
     __slots__ = (
         "_cached", "_computed", "_decode_from", "_entry", "_first_scheduled", "_first_token", "_found", "_generated", "_lost",
         "_num_preemptions", "_phase", "_prefilled", "_recomputed", "_resumes", "_ticket",
-        "arrival", "block_hashes", "client", "max_new_tokens", "prediction", "priority", "program", "prompt",
+        "answers_before", "arrival", "block_hashes", "client", "max_new_tokens", "prediction", "priority", "program", "prompt",
         "prompt_ids", "prompt_len", "rid", "session", "slo", "timeout", "turn", "weight",
     )  # fmt: skip
 
@@ -71,6 +71,7 @@ class Request:
         session: str | None = None,
         program: str | None = None,
         turn: int = 0,
+        answers_before: Sequence[int] | None = None,
         priority: float = 0.0,
         weight: float = 1.0,
         slo: SLO | None = None,
@@ -88,6 +89,7 @@ class Request:
         self.session = session
         self.program = program
         self.turn = turn
+        self.answers_before = answers_before  # tokens of each earlier answer in its conversation, oldest first
         self.priority = priority
         self.weight = weight
         self.slo = slo

@@ -118,7 +118,13 @@ async def _submit(service: Service, call: Call) -> Stream:
     fields: dict[str, Any] = dict(call.fields)
     try:
         return await service.submit(
-            call.key, call.prompt.ids, call.max_new_tokens, call.params, prompt=call.prompt.text, **fields
+            call.key,
+            call.prompt.ids,
+            call.max_new_tokens,
+            call.params,
+            prompt=call.prompt.text,
+            answers_before=call.prompt.answers_before,
+            **fields,
         )
     except ValueError as error:
         raise Refused(str(error)) from error

@@ -14,10 +14,12 @@ T = TypeVar("T")
 
 
 class Prompt(NamedTuple):
-    """ids: what the model reads. text: what the client wrote, which is what length predictors have learned from."""
+    """ids: what the model reads. text: what the client wrote last, which is what length predictors have learned from.
+    answers_before: tokens of each earlier answer, oldest first; None outside a chat."""
 
     ids: list[int]
     text: str | None
+    answers_before: list[int] | None = None
 
 
 class Prompts:
@@ -73,7 +75,9 @@ class Prompts:
             ids = tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=True, return_dict=False)
         except TemplateError as error:
             raise ValueError(f"the model's chat template refuses these messages: {error}") from error
-        return Prompt([int(i) for i in ids], "\n".join(turn.text for turn in messages if turn.role == "user"))
+        asked = [turn.text for turn in messages if turn.role == "user"]
+        before = [len(self._ids(turn.text, False)) for turn in messages if turn.role == "assistant"]
+        return Prompt([int(i) for i in ids], asked[-1] if asked else "", before)
 
     def _tokenizer(self) -> Any:
         if self._model.tokenizer is None:

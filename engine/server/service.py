@@ -194,11 +194,12 @@ class Service:
         predicted_len: float | None = None,
         answer_len: int | None = None,
         session: str | None = None,
+        answers_before: Sequence[int] | None = None,
         trace: Mapping[str, str] | None = None,
     ) -> Stream:
-        """Hand in a request. prompt: its text, for the predictor. timeout: s from now. predicted_len: tokens, instead of what
-        the predictor says. answer_len: the answer has so many, whatever they are; the scheduler is not told. trace: the span it
-        belongs to, as `traceparent` and `tracestate`.
+        """Hand in a request. prompt: its text, and answers_before: tokens of the earlier answers, for the predictor. timeout: s
+        from now. predicted_len: tokens, instead of what the predictor says. answer_len: the answer has so many, whatever they
+        are; the scheduler is not told. trace: the span it belongs to, as `traceparent` and `tracestate`.
 
         Raises Down, Full, and ValueError, each before anything has changed, the last for what `Inbox.submit` refuses, a request
         that can never be served (with the numbers), a predicted_len that is no length, one that is missing where the policy
@@ -212,7 +213,7 @@ class Service:
                 raise ValueError(f"request {key!r} has no predicted_len; the policy needs one, and there is no predictor")
             request = self._inbox.submit(
                 key, prompt_ids, max_new_tokens, params, answer_len=answer_len, prompt=prompt, client=client,
-                priority=priority, slo=slo, timeout=timeout, session=session,
+                priority=priority, slo=slo, timeout=timeout, session=session, answers_before=answers_before,
                 prediction=None if predicted_len is None else LengthDistribution.point(predicted_len),
                 stand_in=None if asks is None else StandIn(self._deadline, asks.stand_in),
             )  # fmt: skip

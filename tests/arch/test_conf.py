@@ -19,6 +19,7 @@ from lengthwise.experiments.cellhash import digest
 from lengthwise.experiments.size import sized
 from lengthwise.experiments.sweep import sweep_cells
 from lengthwise.predictors.prompt_length import PromptLength
+from lengthwise.predictors.prompts import Prompts
 
 CONF = Path(__file__).parents[2] / "conf"
 NODES = sorted(str(path.relative_to(CONF)) for path in CONF.rglob("*.yaml"))
@@ -141,7 +142,7 @@ def given(name, folder):
     profile = {**OmegaConf.to_container(OmegaConf.load(CONF / "hardware/unit.yaml")), "provenance": {"profile": {"model": "m"}}}
     (folder / "profile.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(profile)))
     predictor, (asked, lens) = PromptLength(num_rounds=2), np.random.default_rng(0).integers(1, 99, (2, 40))
-    predictor.fit(None, asked, lens, np.zeros(40, dtype=bool))
+    predictor.fit(Prompts(asked), lens, np.zeros(40, dtype=bool))
     predictor.unit = "tokens"
     predictor.save(folder)
     return [f"hardware.path={folder / 'profile.yaml'}", f"workload.path={folder}", f"artefact={folder}", "saturation=2"]

@@ -343,11 +343,12 @@ def test_what_cannot_be_served_is_said_before_anything_is(overrides, says, monke
 def test_a_predictor_of_another_tokenizer_needs_leave(tmp_path, monkeypatch):
     from lengthwise.experiments.serve_app import told_by
     from lengthwise.predictors.prompt_length import PromptLength
+    from lengthwise.predictors.prompts import Prompts
 
     rng = np.random.default_rng(0)
     predictor = PromptLength()
     lens = rng.integers(1, 100, 60)
-    predictor.fit(None, lens, lens + rng.integers(1, 200, 60), np.zeros(60, dtype=bool))
+    predictor.fit(Prompts(lens), lens + rng.integers(1, 200, 60), np.zeros(60, dtype=bool))
     predictor.unit = "cl100k tokens"
     predictor.save(tmp_path)
     node = {"_target_": "lengthwise.predictors.artefact.load", "path": str(tmp_path), "transfer": False}

@@ -28,6 +28,7 @@ from lengthwise.experiments.saved import load_workload
 from lengthwise.experiments.served_stage import ServedStage
 from lengthwise.experiments.workloads.saved import load
 from lengthwise.predictors.constant import Constant
+from lengthwise.predictors.prompts import Prompts
 from lengthwise.predictors.ridge import Ridge
 from lengthwise.sched.policies import FCFS
 
@@ -123,7 +124,7 @@ def learn(prompts, folder):
     """An artefact that has learned from these prompts, in a unit of its own."""
     rng, n = np.random.default_rng(0), len(prompts)
     predictor = Ridge()
-    predictor.fit(prompts, np.full(n, 20.0), rng.integers(2, 60, n).astype(float), np.zeros(n, dtype=bool))
+    predictor.fit(Prompts(np.full(n, 20.0), prompts), rng.integers(2, 60, n).astype(float), np.zeros(n, dtype=bool))
     predictor.mark_seen(prompts)
     predictor.unit = "other tokens"
     predictor.save(folder)

@@ -37,8 +37,6 @@ def test_gbdt_beats_the_baselines_on_the_named_splits(rows) -> None:  # type: ig
 
 
 def test_out_of_fold_predictions_cover_every_row_once(rows) -> None:  # type: ignore[no-untyped-def]
-    predictions, fold = out_of_fold(
-        GBDT, rows.prompts, rows.prompt_len, rows.output_len, rows.censored, rows.group, num_folds=3
-    )
+    predictions, fold = out_of_fold(GBDT, rows.asked(), rows.output_len, rows.censored, rows.group, num_folds=3)
     assert len(predictions) == len(rows) and np.bincount(fold).min() > 0.3 * len(rows)
     assert np.all(np.isfinite(predictions.score)) and predictions.score.min() >= 1.0

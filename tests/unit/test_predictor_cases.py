@@ -30,6 +30,7 @@ from lengthwise.predictors.oracle import Oracle
 from lengthwise.predictors.predictions import Predictions
 from lengthwise.predictors.predictor import LengthPredictor
 from lengthwise.predictors.prompt_length import PromptLength
+from lengthwise.predictors.prompts import Prompts
 from lengthwise.predictors.ridge import Ridge
 from lengthwise.predictors.scores import score
 from lengthwise.predictors.splits import SPLITS, named_split, out_of_fold, time_split
@@ -40,16 +41,17 @@ ARTEFACT = "lengthwise.predictors.artefact.load"
 
 
 def dataset(num_rows: int = 200, text: bool = True, **changes: Any) -> Dataset:
-    prompts, prompt_len, lengths, _ = synthetic_rows(num_rows)
+    asked, lengths, _ = synthetic_rows(num_rows)
     fields: dict[str, Any] = {
-        "name": "made_up", "prompt_len": prompt_len, "output_len": lengths, "unit": "made-up tokens", "source": "a generator",
-        "licence": "none", "prompts": prompts if text else None,
+        "name": "made_up", "prompt_len": asked.prompt_len.astype(int), "output_len": lengths, "unit": "made-up tokens",
+        "source": "a generator", "licence": "none", "prompts": asked.texts if text else None,
     }  # fmt: skip
     return Dataset(**{**fields, **changes})
 
 
-def requests_of(prompts: list[str], prompt_len: Any) -> list[Request]:
-    return [Request(i, 0.0, int(n), prompt=p) for i, (p, n) in enumerate(zip(prompts, prompt_len, strict=True))]
+def requests_of(prompts: Prompts) -> list[Request]:
+    rows = zip(prompts.texts or (), prompts.prompt_len, strict=True)
+    return [Request(i, 0.0, int(n), prompt=text) for i, (text, n) in enumerate(rows)]
 
 
 def text_of(lines: Any) -> str:
@@ -88,8 +90,8 @@ def test_p3_labels_at_the_limit_are_censored_and_never_exact(tmp_path: Path) -> 
     assert report["metrics"]["mae"] < 100.0  # as exact labels, three in ten misses of 900 tokens would be in it
     assert "60 censored (not scored)" in table(report)
     tail = PromptLength()
-    tail.fit(None, np.arange(200), lengths, cut)
-    assert tail.predict_columns(None, np.arange(200)).quantiles([0.95]).min() > 70.0  # lower bounds: the tail goes on
+    tail.fit(Prompts(np.arange(200)), lengths, cut)
+    assert tail.predict_columns(Prompts(np.arange(200))).quantiles([0.95]).min() > 70.0  # lower bounds: the tail goes on
 
 
 # --- P6: batches of one and of none -----------------------------------------------------------------------------------
@@ -99,14 +101,14 @@ def test_p3_labels_at_the_limit_are_censored_and_never_exact(tmp_path: Path) -> 
 def test_p6_a_last_batch_of_one_row_and_an_empty_batch(make: type[LengthPredictor]) -> None:
     predictor = make()
     predictor.fit(*synthetic_rows(100))
-    prompts, prompt_len, _, _ = synthetic_rows(65, seed=1)
-    asked = requests_of(prompts, prompt_len)
+    prompts, _, _ = synthetic_rows(65, seed=1)
+    asked = requests_of(prompts)
     for predict in (predictor.predict, Fallback(predictor).predict):
         rows = [row for i in (0, 64) for row in predict(asked[i : i + 64])]
         assert len(rows) == 65 and all(isinstance(row, LengthDistribution) for row in rows)
-        assert rows[64].score == predictor.predict_columns(prompts[64:], prompt_len[64:]).score[0]
+        assert rows[64].score == predictor.predict_columns(prompts.take([64])).score[0]
         assert predict([]) == []
-    empty = Fallback(predictor).predict_columns([], prompt_len[:0])
+    empty = Fallback(predictor).predict_columns(prompts.take([]))
     assert len(empty) == 0 and empty.fallback is not None and empty.fallback.size == 0
 
 
@@ -136,10 +138,10 @@ class Faulty(LengthPredictor):
     def learn(self, rows: Any) -> None:
         self._fitted = True
 
-    def predict_columns(self, prompts: Any, prompt_len: Any) -> Predictions:
-        if self.always or np.any(np.asarray(prompt_len) == 13):
+    def predict_columns(self, prompts: Prompts) -> Predictions:
+        if self.always or np.any(prompts.prompt_len == 13):
             raise RuntimeError("cannot say")
-        said = np.array([self.wrong.get(int(n), 2.0 * n) for n in prompt_len])
+        said = np.array([self.wrong.get(int(n), 2.0 * n) for n in prompts.prompt_len])
         return Predictions(said / 1000.0) if self.ranks else Predictions(said, said)
 
     def state(self) -> Any: ...
@@ -191,10 +193,10 @@ def test_p7_a_predictor_that_always_raises_is_an_error_not_a_constant() -> None:
 
 def test_p7_a_rank_that_is_none_gets_the_middle_rank_not_a_length() -> None:
     predictor = Faulty(ranks=True)
-    predictor.fit(None, np.arange(1, 41), np.arange(1, 41) * 50, np.zeros(40, dtype=bool))
+    predictor.fit(Prompts(np.arange(1, 41)), np.arange(1, 41) * 50, np.zeros(40, dtype=bool))
     asked = np.array([1, 2, 17, 3, 4, 5, 13])
     guard = Fallback(predictor)
-    out = guard.predict_columns(None, asked)
+    out = guard.predict_columns(Prompts(asked))
     assert out.score.tolist() == [0.002, 0.004, 0.006, 0.006, 0.008, 0.010, 0.006] and out.point is None
     assert guard.counts == {**dict.fromkeys(KINDS, 0), "nan": 1, "raised": 1}
     rows = Fallback(predictor).predict([Request(i, 0.0, int(n)) for i, n in enumerate(asked[:-1])])
@@ -221,9 +223,9 @@ class Spy(Constant):
     per_row = True
     seen: list[set[str]] = []  # noqa: RUF012 - of the class: cells predict with copies
 
-    def fit(self, prompts: Any, prompt_len: Any, lengths: Any, censored: Any, *, group: Any = None) -> None:
-        super().fit(prompts, prompt_len, lengths, censored, group=group)
-        Spy.seen.append(set(prompts))
+    def fit(self, prompts: Any, lengths: Any, censored: Any, *, group: Any = None) -> None:
+        super().fit(prompts, lengths, censored, group=group)
+        Spy.seen.append(set(prompts.texts))
         self._length = float(len(Spy.seen))
 
 
@@ -290,8 +292,8 @@ def test_p10_a_time_ordered_split_learns_from_the_past_only(tmp_path: Path) -> N
     held = report["held_out"]
     assert report["split"] == "time" and held["n"] == 40 and "held out by split time: 40 rows" in table(report)
     again = PromptLength()
-    again.fit(None, rows.prompt_len[:160], rows.output_len[:160], np.zeros(160, dtype=bool))
-    assert held["mae"] == score(again.predict_columns(None, rows.prompt_len[160:]), rows.output_len[160:])["mae"]
+    again.fit(rows.asked(range(160)), rows.output_len[:160], np.zeros(160, dtype=bool))
+    assert held["mae"] == score(again.predict_columns(rows.asked(range(160, 200))), rows.output_len[160:])["mae"]
     with pytest.raises(ValueError, match="made_up has no arrival times"):
         train(dataset(), PromptLength, split="time")
     assert train(dataset(), Constant, baselines=())["held_out"] is None
@@ -382,8 +384,11 @@ def test_p11_every_summary_has_the_waiting_share(regimes: Path) -> None:
 
 def other_rows(unit: str) -> Dataset:
     """Rows that the artefact has not seen, counted in `unit`."""
-    prompts, prompt_len, lengths, _ = synthetic_rows(200, seed=5)
-    return dataset(unit=unit, prompts=[f"another {p}" for p in prompts], prompt_len=prompt_len, output_len=lengths)
+    asked, lengths, _ = synthetic_rows(200, seed=5)
+    return dataset(
+        unit=unit, prompts=[f"another {text}" for text in asked.texts or ()], prompt_len=asked.prompt_len.astype(int),
+        output_len=lengths,
+    )  # fmt: skip
 
 
 def test_an_artefact_of_another_unit_is_refused_or_marked_in_summary_and_table(tmp_path: Path) -> None:
@@ -425,9 +430,9 @@ def test_a_stated_constant_has_no_unit_to_mismatch() -> None:
 
 
 def test_a_guard_changes_nothing_of_a_sound_predictor() -> None:
-    prompts, prompt_len, lengths, censored = synthetic_rows(200)
-    plain, fold = out_of_fold(Ridge, prompts, prompt_len, lengths, censored, None)
-    guarded, again = out_of_fold(Ridge, prompts, prompt_len, lengths, censored, None, guard=Fallback)
+    prompts, lengths, censored = synthetic_rows(200)
+    plain, fold = out_of_fold(Ridge, prompts, lengths, censored, None)
+    guarded, again = out_of_fold(Ridge, prompts, lengths, censored, None, guard=Fallback)
     assert fold.tolist() == again.tolist() and plain.fallback is None
     assert guarded.fallback is not None and not guarded.fallback.any()
     assert plain.survival is not None and guarded.survival is not None

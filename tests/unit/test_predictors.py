@@ -34,6 +34,7 @@ from lengthwise.predictors.predictions import Predictions
 from lengthwise.predictors.predictor import LengthPredictor
 from lengthwise.predictors.profiling import profile_latency
 from lengthwise.predictors.prompt_length import PromptLength
+from lengthwise.predictors.prompts import Prompts
 from lengthwise.predictors.ridge import Ridge
 from lengthwise.predictors.scores import bands, crps, kendall_tau, pinball, score, top_recall
 from lengthwise.predictors.splits import SPLITS, grouped_folds, named_split, out_of_fold, overlaps, refuse_overlap
@@ -82,8 +83,8 @@ def test_p6_every_node_keeps_the_contract(path: Path, tmp_path: Path) -> None:
 
 def test_the_contract_notices_a_predictor_that_looks_at_its_neighbours(tmp_path: Path) -> None:
     class Rank(Constant):
-        def predict_columns(self, prompts: Any, prompt_len: Any) -> Predictions:
-            return Predictions.from_points(1.0 + np.argsort(np.argsort(prompt_len)).astype(float))
+        def predict_columns(self, prompts: Prompts) -> Predictions:
+            return Predictions.from_points(1.0 + np.argsort(np.argsort(prompts.prompt_len)).astype(float))
 
     with pytest.raises(AssertionError, match="a batch changes its rows"):
         check_predictor(Rank, tmp_path, new_process=False)
@@ -91,26 +92,26 @@ def test_the_contract_notices_a_predictor_that_looks_at_its_neighbours(tmp_path:
 
 @pytest.mark.parametrize("make", TEXT)
 def test_text_predictors_refuse_rows_without_text(make: type[LengthPredictor]) -> None:
-    _, prompt_len, lengths, censored = synthetic_rows(50)
+    prompts, lengths, censored = synthetic_rows(50)
     with pytest.raises(ValueError, match="needs prompt text"):
-        make().fit(None, prompt_len, lengths, censored)
+        make().fit(Prompts(prompts.prompt_len), lengths, censored)
     with pytest.raises(ValueError, match="request 7 has none"):
         fitted(make, 60).predict([Request(7, 0.0, 10)])
 
 
 @pytest.mark.parametrize("make", [Constant, PromptLength, Ridge, GBDT])
 def test_bad_training_rows_are_refused_by_name(make: type[LengthPredictor]) -> None:
-    prompts, prompt_len, lengths, censored = synthetic_rows(50)
+    prompts, lengths, censored = synthetic_rows(50)
     with pytest.raises(ValueError, match="is not fitted"):
-        make().predict_columns(prompts, prompt_len)
+        make().predict_columns(prompts)
     with pytest.raises(ValueError, match="19 training rows, at least 20"):
-        make().fit(prompts[:19], prompt_len[:19], lengths[:19], censored[:19])
+        make().fit(prompts.take(range(19)), lengths[:19], censored[:19])
     with pytest.raises(ValueError, match="at least 1 token"):
-        make().fit(prompts, prompt_len, np.zeros(50), censored)
+        make().fit(prompts, np.zeros(50), censored)
     with pytest.raises(ValueError, match="uncensored"):
-        make().fit(prompts, prompt_len, lengths, np.ones(50, dtype=bool))
+        make().fit(prompts, lengths, np.ones(50, dtype=bool))
     with pytest.raises(ValueError, match="output lengths"):
-        make().fit(prompts, prompt_len, lengths[:-1], censored)
+        make().fit(prompts, lengths[:-1], censored)
 
 
 @pytest.mark.parametrize("make", [PromptLength, Ridge, GBDT])
@@ -126,15 +127,15 @@ def test_odd_prompts_get_finite_predictions(make: type[LengthPredictor]) -> None
         "9" * 5000,
         "```" * 99,
     ]
-    out = fitted(make).predict_columns(odd, np.array([0, 1, 10**6, 5, 9, 3, 2, 1, 4]))
+    out = fitted(make).predict_columns(Prompts(np.array([0, 1, 10**6, 5, 9, 3, 2, 1, 4]), odd))
     assert np.all(np.isfinite(out.means())) and out.means().min() >= 0.5
 
 
 def test_the_constant_is_the_median_and_needs_no_training_when_stated() -> None:
-    _, prompt_len, lengths, censored = synthetic_rows(99)
+    prompts, lengths, censored = synthetic_rows(99)
     predictor = Constant()
-    predictor.fit(None, prompt_len, lengths, censored)
-    assert predictor.predict_columns(None, prompt_len).point.tolist() == [np.median(lengths)] * 99  # type: ignore[union-attr]
+    predictor.fit(prompts, lengths, censored)
+    assert predictor.predict_columns(prompts).point.tolist() == [np.median(lengths)] * 99  # type: ignore[union-attr]
     assert Constant(length=77.0).predict([Request(0, 0.0, 5)])[0].mean() == 77.0
 
 
@@ -151,7 +152,7 @@ def test_gbdt_learns_what_the_prompt_says() -> None:
     for make in (Constant, PromptLength, Ridge, GBDT):
         predictor = make()
         predictor.fit(*train)
-        tau[make.name] = kendall_tau(predictor.predict_columns(test[0], test[1]).score, test[2])
+        tau[make.name] = kendall_tau(predictor.predict_columns(test[0]).score, test[1])
     assert tau["constant"] == 0.0
     assert abs(tau["prompt_length"]) < 0.1  # these lengths do not depend on it
     assert tau["ridge"] > 0.5 and tau["gbdt"] > 0.5
@@ -161,8 +162,8 @@ def test_gbdt_learns_what_the_prompt_says() -> None:
 def test_intervals_cover_what_they_say_on_rows_not_trained_on(make: type[LengthPredictor]) -> None:
     predictor = make()
     predictor.fit(*synthetic_rows(800, seed=4))
-    prompts, prompt_len, lengths, _ = synthetic_rows(2000, seed=5)
-    found = score(predictor.predict_columns(prompts, prompt_len), lengths)["coverage"]
+    prompts, lengths, _ = synthetic_rows(2000, seed=5)
+    found = score(predictor.predict_columns(prompts), lengths)["coverage"]
     for level, low, high in (("50", 0.45, 0.58), ("80", 0.75, 0.87), ("90", 0.86, 0.96)):
         assert low < found[level] < high
     for q in (0.1, 0.5, 0.9):
@@ -284,24 +285,22 @@ def test_named_splits_are_three_and_kept() -> None:
 
 
 def test_p10_out_of_fold_predictions_come_from_models_that_have_not_seen_the_group() -> None:
-    prompts, prompt_len, lengths, censored = synthetic_rows(120)
+    prompts, lengths, censored = synthetic_rows(120)
     group = np.arange(120) // 3
     seen: list[set[int]] = []
 
     class Spy(Constant):
-        def fit(self, prompts: Any, prompt_len: Any, lengths: Any, censored: Any, *, group: Any = None) -> None:
-            super().fit(prompts, prompt_len, lengths, censored, group=group)
+        def fit(self, prompts: Any, lengths: Any, censored: Any, *, group: Any = None) -> None:
+            super().fit(prompts, lengths, censored, group=group)
             seen.append(set(group.tolist()))
             self._length = float(len(seen))  # says which fit predicts
 
     ticks: list[tuple[int, int]] = []
-    out, fold = out_of_fold(
-        Spy, prompts, prompt_len, lengths, censored, group, num_folds=4, progress=lambda k, n: ticks.append((k, n))
-    )
+    out, fold = out_of_fold(Spy, prompts, lengths, censored, group, num_folds=4, progress=lambda k, n: ticks.append((k, n)))
     assert ticks == [(1, 4), (2, 4), (3, 4), (4, 4)] and np.bincount(fold).min() >= 27
     for i in range(120):
         assert out.score[i] == fold[i] + 1 and int(group[i]) not in seen[fold[i]]
-    whole, fold = out_of_fold(PromptLength, None, prompt_len, lengths, None, None, num_folds=3)
+    whole, fold = out_of_fold(PromptLength, prompts, lengths, None, None, num_folds=3)
     assert len(whole) == 120 and whole.survival is not None
 
 
@@ -324,7 +323,7 @@ def test_features_are_named_and_see_what_they_name() -> None:
 
 @pytest.mark.parametrize("leak", [lambda y: y, lambda y: -np.log(y), lambda y: y**2 + 5])
 def test_p10_a_column_that_is_or_orders_as_the_label_is_refused(leak: Any) -> None:
-    _, _, lengths, _ = synthetic_rows(200)
+    _, lengths, _ = synthetic_rows(200)
     honest = np.random.default_rng(0).standard_normal(200) + np.log(lengths)
     refuse_label_columns(honest[:, None], ["honest"], lengths)
     with pytest.raises(ValueError, match="'leak' follows the label"):
@@ -444,7 +443,7 @@ class Broken(Constant):
         super().__init__(5.0)
         self.training_median, self.out = 40.0, out
 
-    def predict_columns(self, prompts: Any, prompt_len: Any) -> Predictions:
+    def predict_columns(self, prompts: Prompts) -> Predictions:
         if isinstance(self.out, Exception):
             raise self.out
         return self.out
@@ -473,7 +472,7 @@ def test_p7_whatever_a_predictor_does_requests_get_a_prediction_and_it_is_counte
     requests = [Request(i, 0.0, 10) for i in range(3)]
     by_request, by_column = Fallback(Broken(out)), Fallback(Broken(out))
     rows = by_request.predict(requests)
-    columns = by_column.predict_columns(None, np.full(3, 10))
+    columns = by_column.predict_columns(Prompts(np.full(3, 10)))
     assert len(rows) == len(columns) == 3
     assert sum(row.score == 40.0 for row in rows) == np.count_nonzero(np.isclose(columns.score, 40.0)) == num
     for guard in (by_request, by_column):
@@ -488,7 +487,7 @@ def test_late_predictions_fall_back_at_the_deadline() -> None:
     guard = Fallback(Constant(9.0), length=40.0, deadline=0.2, timer=lambda: next(clock))
     assert guard.predict([Request(0, 0.0, 1)])[0].mean() == 40.0
     assert guard.predict([Request(0, 0.0, 1)])[0].mean() == 9.0
-    assert guard.predict_columns(None, np.ones(2)).score.tolist() == [40.0, 40.0]
+    assert guard.predict_columns(Prompts(np.ones(2))).score.tolist() == [40.0, 40.0]
     assert guard.counts["late"] == 3 and guard.share == pytest.approx(3 / 4)
     arrival = np.array([0.0, 1.0])
     out, ready = guard.meet_deadline(Predictions.from_points(np.array([7.0, 8.0])), arrival, np.array([0.1, 1.9]))
@@ -547,11 +546,11 @@ def test_a_profile_draws_the_line_through_its_timings() -> None:
     now = [0.0]
 
     class Slow(Constant):
-        def predict_columns(self, prompts: Any, prompt_len: Any) -> Predictions:
-            now[0] += 0.010 + 0.002 * len(prompt_len)
-            return super().predict_columns(prompts, prompt_len)
+        def predict_columns(self, prompts: Prompts) -> Predictions:
+            now[0] += 0.010 + 0.002 * len(prompts)
+            return super().predict_columns(prompts)
 
-    profile = profile_latency(Slow(5.0), None, np.ones(100), timer=lambda: now[0])
+    profile = profile_latency(Slow(5.0), Prompts(np.ones(100)), timer=lambda: now[0])
     assert profile.single == pytest.approx(0.012) and profile.batch == pytest.approx(0.138)
     assert profile.model.per_batch == pytest.approx(0.010) and profile.model.per_request == pytest.approx(0.002)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,6 +12,8 @@ from serving import Gate, read, run, until
 
 from lengthwise.engine.native.clock import WallClock
 from lengthwise.engine.server.predicting import Predicting, fault
+from lengthwise.engine.server.prompts import Prompts
+from lengthwise.engine.server.protocol import Turn
 from lengthwise.sched import EDGES, LengthDistribution, Request
 from lengthwise.sched.policies import FCFS, SJF, SRPT
 
@@ -243,3 +246,33 @@ def test_a_predictor_that_hangs_does_not_keep_a_service_from_closing(monkeypatch
     for thread in threading.enumerate():
         if thread.name.startswith("lengthwise-"):
             thread.join(10)
+
+
+class Words:
+    """A tokenizer of words, with a chat template of no weight."""
+
+    chat_template = "any"
+
+    def __call__(self, text, add_special_tokens):
+        return SimpleNamespace(input_ids=text.split())
+
+    def apply_chat_template(self, turns, **_):
+        return list(range(len(turns)))
+
+
+def test_of_a_chat_the_last_question_and_the_answers_before_it_are_told():
+    talk = [("system", "Be brief"), ("user", "Who?"), ("assistant", "An answer of five words"), ("user", "Why?")]
+    read_by = Prompts(SimpleNamespace(tokenizer=Words(), vocab_size=9))
+    given = asyncio.run(read_by.chat([Turn(role=role, content=text) for role, text in talk]))
+    assert (given.text, given.answers_before, len(given.ids)) == ("Why?", [5], 4)
+    seen = []
+
+    def note(request):
+        seen.append((request.prompt, request.answers_before))
+        return by_prompt(request)
+
+    async def main(service):
+        await read(await service.submit("a", [1], 2, prompt=given.text, answers_before=given.answers_before))
+
+    run(main, policy=SRPT(), predictor=Says(note), fallback_len=1.0, prediction_deadline=50.0)
+    assert seen == [("Why?", [5])]

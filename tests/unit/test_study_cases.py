@@ -62,8 +62,9 @@ from lengthwise.predictors.contract import synthetic_rows
 from lengthwise.predictors.gbdt import GBDT
 from lengthwise.predictors.latency import LatencyModel
 from lengthwise.predictors.noisy_oracle import NoisyOracle
-prompts, prompt_len, lengths, censored = synthetic_rows(150)
-rows = Dataset("made_up", prompt_len, lengths, "tokens", "a generator", "none", censored=censored, prompts=prompts)
+asked, lengths, censored = synthetic_rows(150)
+lens = asked.prompt_len.astype(int)
+rows = Dataset("made_up", lens, lengths, "tokens", "a generator", "none", censored=censored, prompts=asked.texts)
 for name, predictor in (("learned", GBDT(num_rounds=10, latency=LatencyModel(0.001, 0.0))), ("noisy", NoisyOracle(tau=0.5))):
     run = simulate("srpt", predictor, rows, rate=50.0, num_requests=150, max_num_seqs=4, seed=3)
     run.summary.pop("volatile")
@@ -149,7 +150,7 @@ def test_p7_a_predictor_that_always_raises_ends_the_study_before_its_first_cell(
         "from lengthwise.predictors.prompt_length import PromptLength\n"
         "class AlwaysWrong(PromptLength):\n"
         "    name = 'always_wrong'\n"
-        "    def predict_columns(self, prompts, prompt_len):\n"
+        "    def predict_columns(self, prompts):\n"
         "        raise RuntimeError('the model file is gone')\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))

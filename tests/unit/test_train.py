@@ -22,10 +22,11 @@ from lengthwise.predictors.splits import SPLITS, named_split
 
 
 def dataset(num_rows: int = 300, text: bool = True, **changes: Any) -> Dataset:
-    prompts, prompt_len, lengths, censored = synthetic_rows(num_rows)
+    asked, lengths, censored = synthetic_rows(num_rows)
     fields: dict[str, Any] = {
-        "name": "made_up", "prompt_len": prompt_len, "output_len": lengths, "unit": "made-up tokens", "source": "a generator",
-        "licence": "none", "censored": censored, "prompts": prompts if text else None, "dropped": {"empty": 3},
+        "name": "made_up", "prompt_len": asked.prompt_len.astype(int), "output_len": lengths, "unit": "made-up tokens",
+        "source": "a generator", "licence": "none", "censored": censored, "prompts": asked.texts if text else None,
+        "dropped": {"empty": 3},
     }  # fmt: skip
     return Dataset(**{**fields, **changes})
 
@@ -161,9 +162,9 @@ def test_the_ceiling_is_what_other_answers_to_the_same_prompt_tell() -> None:
 
 
 def write_rows(folder: Path, num_rows: int = 200) -> Path:
-    prompts, prompt_len, lengths, _ = synthetic_rows(num_rows)
+    asked, lengths, _ = synthetic_rows(num_rows)
     path = folder / "rows.jsonl"
-    rows = zip(prompts, prompt_len.tolist(), lengths.tolist(), strict=True)
+    rows = zip(asked.texts or (), asked.prompt_len.astype(int).tolist(), lengths.tolist(), strict=True)
     path.write_text("".join(json.dumps({"prompt": p, "prompt_len": n, "output_len": m}) + "\n" for p, n, m in rows))
     return path
 
