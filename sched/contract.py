@@ -100,8 +100,10 @@ def rehearse(
     output_len: Sequence[int] | None = None,
     watch: Callable[[Scheduler, Plan, Outcome], None] | None = None,
     scheduler: type[Scheduler] = Scheduler,
+    refine_every: int = 0,
 ) -> tuple[Log, Scheduler]:
-    """Run `case` under `policy`, all counts checked at every step. Returns what was logged, and the scheduler at the end."""
+    """Run `case` under `policy`, all counts checked at every step. refine_every: decode steps after which those who decode are
+    predicted anew, at random. Returns what was logged, and the scheduler at the end."""
     clock, events, predictions = JumpingClock(), [], {}
     for rid, arrival in enumerate(case.arrival):
         req = Request(rid, arrival, case.prompt_len[rid], 60, priority=float(rid % 3), client=f"client {rid % 4}")
@@ -120,7 +122,8 @@ def rehearse(
         kv.use_hashes(case.hash_tokens)
     engine = scheduler(
         policy, case.batching(), kv, case.preemption,
-        max_num_seqs=case.max_num_seqs, token_budget=case.token_budget, check=True,
+        max_num_seqs=case.max_num_seqs, token_budget=case.token_budget,
+        refine_every=refine_every, check=True,
     )  # fmt: skip
     truth = case.output_len if output_len is None else output_len
     executor = PlainExecutor(
@@ -128,8 +131,17 @@ def rehearse(
     )
     log = Log(max_steps=200 * sum(case.prompt_len) + 200 * sum(truth), watch=watch)
     _guard(policy, log)
-    serve(Script(events, predictions), engine, executor, clock, log)
+    serve(Script(events, predictions), engine, executor, clock, log, _Anew())
     return log, engine
+
+
+class _Anew:
+    """Says something else of each request at each number of tokens, and nothing of the truth."""
+
+    def refine(
+        self, requests: Sequence[Request], generated: Sequence[int], probes: Any | None = None
+    ) -> list[LengthDistribution]:
+        return [LengthDistribution.point(g + 1.0 + (7 * r.rid + 5 * g) % 23) for r, g in zip(requests, generated, strict=True)]
 
 
 def _guard(policy: Policy, log: Log) -> None:
@@ -158,11 +170,12 @@ def check_policy(
 ) -> None:
     """Check that the policy `make()` builds keeps the contract. Raises AssertionError naming the law and the case.
 
-    Conservation of requests and KV at every step; `key` pure, and constant while a request waits unless `key_epoch` moves;
-    `may_preempt` never both ways; determinism; fast-forward == single step; non-anticipation; no preemption for a slot unless
-    `preemptive`; with equal predictions that nobody outlives, FCFS (constant_is_fcfs; None: where the policy needs
-    predictions); the overtaking bound, where the policy has `overtaking_horizon(req, view)`. Conservation, fast-forward and
-    non-anticipation again with a prefix cache and swap tiers.
+    Conservation of requests and KV at every step; `key` pure, and constant while a request waits unless `key_epoch` moves or
+    `turned` names it; `may_preempt` never both ways; determinism; fast-forward == single step; non-anticipation; no preemption
+    for a slot unless `preemptive`; with equal predictions that nobody outlives, FCFS (constant_is_fcfs; None: where the policy
+    needs predictions); conservation and fast-forward again with predictions that are refined; the overtaking bound, where the
+    policy has `overtaking_horizon(req, view)`. Conservation, fast-forward and non-anticipation again with a prefix cache and
+    swap tiers.
     """
     for i in range(num_cases):
         rng = np.random.default_rng([seed, i])
@@ -179,10 +192,15 @@ def check_policy(
             _, after = rehearse(make(), roomy)
             assert not after.num_preemptions, f"not preemptive, but preempted for a slot; case {i}"
         needs = scheduler.policy.needs
-        if constant_is_fcfs or (constant_is_fcfs is None and {"prediction", "distribution"} & needs):
+        predicts = bool({"prediction", "distribution"} & needs)
+        if constant_is_fcfs or (constant_is_fcfs is None and predicts):
             even = hostile(rng, ample=True, constant=64.0)
             even = Hostile(**{**vars(even), "delay": [0.0] * len(even.delay)})
             _same("constant prediction == FCFS", i, rehearse(FCFS(), even)[0], rehearse(make(), even)[0])
+        if predicts:
+            log, _ = _law("conservation, refined", i, lambda c=case: _whole(make(), c, 3))  # type: ignore[misc]
+            single, _ = rehearse(make(), case, fast_forward=False, refine_every=3)
+            _same("fast-forward == single step, refined", i, log, single)
         case = hostile(rng, reuse=True)
         log, _ = _law("conservation with reuse", i, lambda c=case: _whole(make(), c))  # type: ignore[misc]
         _same("fast-forward == single step with reuse", i, log, rehearse(make(), case, fast_forward=False)[0])
@@ -202,8 +220,8 @@ def _same(name: str, case: int, one: Log, two: Log) -> None:
     assert one == two, f"{name}: case {case}: {len(one.steps)} and {len(two.steps)} steps, or other ends"
 
 
-def _whole(policy: Policy, case: Hostile) -> tuple[Log, Scheduler]:
-    log, scheduler = rehearse(policy, case)
+def _whole(policy: Policy, case: Hostile, refine_every: int = 0) -> tuple[Log, Scheduler]:
+    log, scheduler = rehearse(policy, case, refine_every=refine_every)
     assert len(log.ended_at) == len(case.arrival), "not everybody ended"
     assert not scheduler.kv.in_use, "KV blocks are left over"
     for rid, (num, reason, _) in log.ended_at.items():
@@ -232,7 +250,7 @@ class _KeysHold:
         self._epoch: object = None
 
     def __call__(self, scheduler: Scheduler, plan: Plan, outcome: Outcome) -> None:
-        policy, waiting = scheduler.policy, list(scheduler.waiting)
+        policy, waiting, turned = scheduler.policy, list(scheduler.waiting), scheduler.turned
         epoch = policy.key_epoch(scheduler)
         old = self._keys if epoch == self._epoch else {}
         self._epoch = epoch
@@ -241,7 +259,7 @@ class _KeysHold:
             generated, key = self._keys[req.rid]
             assert policy.key(req, scheduler) == key, f"key of request {req.rid} differs between two calls"
             before = old.get(req.rid)
-            moved = before is not None and before[0] == generated and before[1] != key
+            moved = before is not None and before[0] == generated and before[1] != key and req not in turned
             assert not moved, f"key of request {req.rid} moved from {before} to {key} while it waited"
         for running in scheduler.running:
             for req in waiting:

@@ -36,6 +36,7 @@ class Ledger(Standing):
             req._first_scheduled = self.now
         elif req._resumes:
             req._resumes.append(self.now)
+        self.policy.on_schedule(req, self)
         if req._prefilled:
             self.start_decoding(req)
         else:
@@ -63,17 +64,19 @@ class Ledger(Standing):
         self._note_preemption(req)
         req._phase = PAUSED
         self.paused[req] = None
+        self.policy.on_preempt(req, self)
         self.waiting.push(req, self.policy.key(req, self))
 
     def give_up(self, req: Request) -> None:
         """Take the KV of a running or paused request: it is swapped out where a tier has room, else thrown away, to be computed
         again, the generated tokens kept. The request waits."""
-        if req._phase == PAUSED:
-            self.waiting.remove(req)
-            del self.paused[req]
-        else:
+        was_running = req._phase != PAUSED
+        if was_running:
             self._off_batch(req)
             self._note_preemption(req)
+        else:
+            self.waiting.remove(req)
+            del self.paused[req]
         # a copy that is yet to be made cannot be swapped out: it is found again where it was to come from
         swaps, computed = bool(self.swapping.tiers.sizes) and req not in self.kv.copies, req._computed
         table = self.kv.lies_in(req, computed) if swaps else ()
@@ -87,6 +90,8 @@ class Ledger(Standing):
             req._computed = req._found = 0
             req._prefilled = False
             req._phase = WAITING
+        if was_running:
+            self.policy.on_preempt(req, self)
         self.waiting.push(req, self.policy.key(req, self))
 
     def finish(self, req: Request) -> None:

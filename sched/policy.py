@@ -32,7 +32,8 @@ class Policy(ABC):
 
     @abstractmethod
     def key(self, req: Request, view: View) -> Key:
-        """Lower runs first; ties by arrival, then order of entry. Pure; constant while `req` waits, but for `key_epoch`."""
+        """Lower runs first; ties by arrival, then order of entry. Pure; constant while `req` waits, but for `key_epoch` and
+        `turned`."""
 
     def order(self, waiting: Iterable[Request], view: View) -> Iterator[Request]:
         """Requests in the order they are to be tried. Override only for orders that no key expresses: it costs O(waiting)."""
@@ -66,11 +67,24 @@ class Policy(ABC):
         """Whether `req`'s key follows `drift` from here to `rekey_at`, or stands still."""
         return True
 
+    def turned(self, view: View) -> Iterable[Request]:
+        """Those whose key has changed since this was last asked, otherwise than by `drift`, `rekey_at` and `key_epoch`: who was
+        promoted, say. Asked once a plan; `stable` ends where it would name somebody."""
+        return ()
+
     def stable(self, view: View) -> tuple[int, float]:
         """(decode steps, absolute time) until any decision may change for another reason than an arrival, a finish, KV, or
         `rekey_at`. Early is always right, late is a bug."""
         return 1, INF
 
     def on_arrival(self, req: Request) -> None: ...  # noqa: B027
+    def on_schedule(self, req: Request, view: View) -> None: ...  # noqa: B027 - on the batch now: admitted, or back on it
+    def on_preempt(self, req: Request, view: View) -> None: ...  # noqa: B027 - off the batch again; its key is asked next
     def on_steps(self, num_steps: int, view: View) -> None: ...  # noqa: B027
+    def on_refine(self, req: Request) -> None: ...  # noqa: B027 - it has another `prediction` now
     def on_finish(self, req: Request) -> None: ...  # noqa: B027
+
+
+def overrides(policy: Policy, method: str) -> bool:
+    """Whether `policy` has its own `method`: by its class, or, for one that wraps another, by the object."""
+    return getattr(getattr(policy, method), "__func__", None) is not getattr(Policy, method)

@@ -80,6 +80,15 @@ class Predictor(Protocol):
     ) -> list[LengthDistribution]: ...
 
 
+class Refiner(Protocol):
+    """Predicts anew the whole lengths of requests that have `generated` tokens by now, None for as before; probes: what the
+    executor has brought of them (`Outcome.probes`)."""
+
+    def refine(
+        self, requests: Sequence[Request], generated: Sequence[int], probes: Any | None = None
+    ) -> Sequence[LengthDistribution | None]: ...
+
+
 class Observer(Protocol):
     """Watches a run: a recorder, a progress bar, a checker."""
 

@@ -91,6 +91,10 @@ class Running:
             if ticket == req._ticket:
                 self._store(req, self.generated(req))
 
+    def turn(self, req: Request) -> None:
+        """Store anew the key of one that decodes."""
+        self._store(req, self.generated(req))
+
     def steps_to_turn(self) -> float:
         """Decode steps to the next change in how a key moves."""
         turns = self.turns

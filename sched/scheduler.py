@@ -11,10 +11,11 @@ from .door import refusal
 from .kv import KVCache
 from .ledger import Ledger
 from .plan import Chunk, Outcome, Plan
-from .policy import INF, Policy
+from .policy import INF, Policy, overrides
+from .prediction import LengthDistribution
 from .preemption import Preemption
 from .request import Phase, Request
-from .standing import DECODING, PAUSED, PENDING, WAITING
+from .standing import DECODING, PAUSED, PENDING, SWAPPED, WAITING
 from .yielding import Yielding
 
 GIVES = frozenset({
@@ -27,12 +28,14 @@ class Scheduler(Ledger):
 
     max_num_seqs: rows that may prefill or decode at once. token_budget: tokens per step, decodes and chunks together.
     max_model_len: prompt + output tokens. clip: shorten max_new_tokens to max_model_len instead of rejecting.
+    refine_every: decode steps from one to the next whose rows are to be predicted anew (`Plan.probe_rows`); 0: none.
     check: assert all counts at every step.
     """
 
     __slots__ = (
-        "_custom_admit", "_custom_order", "_epoch", "_has_epoch", "_needs_prediction", "_padding_context", "_tells_steps",
-        "_yielding", "batching", "checks", "clip", "max_model_len", "max_num_seqs", "num_padding", "token_budget",
+        "_custom_admit", "_custom_order", "_epoch", "_has_epoch", "_has_turned", "_needs_prediction", "_padding_context",
+        "_tells_steps", "_yielding", "batching", "checks", "clip", "max_model_len", "max_num_seqs", "num_padding",
+        "refine_every", "token_budget", "turned",
     )  # fmt: skip
 
     def __init__(
@@ -46,12 +49,15 @@ class Scheduler(Ledger):
         token_budget: int = 2048,
         max_model_len: int = 8192,
         clip: bool = False,
+        refine_every: int = 0,
         check: bool = False,
     ) -> None:
         if not 1 <= max_num_seqs <= token_budget:
             raise ValueError(f"max_num_seqs {max_num_seqs} must be from 1 to token_budget {token_budget}")
         if missing := sorted(policy.needs - GIVES):
             raise ValueError(f"{type(policy).__name__} needs {missing}; this scheduler gives {sorted(GIVES)}")
+        if refine_every < 0:
+            raise ValueError(f"refine_every={refine_every} decode steps: at least 1, or 0 for never")
         super().__init__(policy, kv, preemption.tiers)
         kv.use_chunks(token_budget)
         self.batching = batching
@@ -59,16 +65,18 @@ class Scheduler(Ledger):
         self.token_budget = token_budget
         self.max_model_len = max_model_len
         self.clip = clip
+        self.refine_every = refine_every
         self.checks = check
         self.num_padding = 0  # rows of a static batch that have finished, and their context
         self._padding_context = 0
         self._yielding = Yielding(self, preemption)
         self._epoch = policy.key_epoch(self)
-        kind = type(policy)
-        self._custom_order = kind.order is not Policy.order
-        self._custom_admit = kind.admit is not Policy.admit
-        self._tells_steps = kind.on_steps is not Policy.on_steps
-        self._has_epoch = kind.key_epoch is not Policy.key_epoch
+        self.turned: tuple[Request, ...] = ()  # those whose key was stored anew at the last plan
+        self._custom_order = overrides(policy, "order")
+        self._custom_admit = overrides(policy, "admit")
+        self._tells_steps = overrides(policy, "on_steps")
+        self._has_epoch = overrides(policy, "key_epoch")
+        self._has_turned = overrides(policy, "turned")
         self._needs_prediction = "prediction" in policy.needs or "distribution" in policy.needs
 
     # --- requests come ------------------------------------------------------------------------------------------------
@@ -126,6 +134,10 @@ class Scheduler(Ledger):
             self._epoch = epoch
             self.waiting.rekey(lambda r: policy.key(r, self))
             running.rekey()
+        if self._has_turned:
+            self.turned = tuple(policy.turned(self))
+            for req in self.turned:
+                self._turn(req)
         yielded = False  # then who waits may be better off one step later, so the step is not repeated
         while kv.growth() > kv.free and kv.short_of(0) > 0:  # make room for the decoders' next token
             self.give_up(self._yielding.last())
@@ -168,7 +180,25 @@ class Scheduler(Ledger):
             plan.repeat = max(int(min(kv.room(), steps)), 1)
         if kv.indexes or self.swapping.untold:
             self._bound(plan, evicted)
+        if self.refine_every and num_decode:
+            before = self.refine_every - 1 - running.step % self.refine_every
+            plan.repeat = max(min(plan.repeat, before), 1)
+            plan.probe_rows = () if before else list(running.members)
         return plan
+
+    def refine(self, req: Request, prediction: LengthDistribution) -> None:
+        """A request has another prediction now, of its whole length. Mutates it; its key is stored anew."""
+        req.prediction = prediction
+        self.policy.on_refine(req)
+        self._turn(req)
+
+    def _turn(self, req: Request) -> None:
+        """Store the key of a request anew."""
+        if req._phase == DECODING:
+            self.running.turn(req)
+        elif req._phase in (WAITING, PAUSED, SWAPPED):
+            self.waiting.remove(req)
+            self.waiting.push(req, self.policy.key(req, self))
 
     def _bound(self, plan: Plan, evicted: bool) -> None:
         """What a prefix cache and swap tiers add: copies are told; the plan is good until a lease ends, and is repeated only

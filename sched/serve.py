@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from .plan import Outcome, Plan
 from .policy import INF
-from .ports import Clock, EventKind, Executor, Observer, Source
+from .ports import Clock, EventKind, Executor, Observer, Refiner, Source
+from .request import Phase
 from .scheduler import Scheduler
 
 MAX_IDLE_WAKEUPS = 10_000  # times in a row that a policy may ask to be woken and then start nothing
@@ -14,10 +16,13 @@ class Stalled(RuntimeError):
     """Work waits, no plan can be made, and no future event is declared."""
 
 
-def serve(source: Source, scheduler: Scheduler, executor: Executor, clock: Clock, observer: Observer) -> None:
+def serve(
+    source: Source, scheduler: Scheduler, executor: Executor, clock: Clock, observer: Observer, refiner: Refiner | None = None
+) -> None:
     """Run until the source has no more events and the scheduler no more work.
 
-    Events with time <= now are taken in order before each plan. Raises Stalled, naming the first request in order, when work
+    Events with time <= now are taken in order before each plan. refiner: predicts anew those that a plan names in `probe_rows`,
+    for a scheduler with refine_every. Raises Stalled, naming the first request in order, when work
     waits that nothing will ever start (or whose policy has declared a next time too often and started nothing).
     """
     idle = 0
@@ -43,6 +48,8 @@ def serve(source: Source, scheduler: Scheduler, executor: Executor, clock: Clock
         outcome = executor.collect(executor.submit(plan), min(source.peek(), plan.stable_until))
         scheduler.book(plan, outcome)
         end = outcome.ends[-1]
+        if plan.probe_rows and refiner is not None:
+            refine(scheduler, refiner, plan, outcome)
         clock.advance(end)
         observer.step(now, plan, outcome, scheduler)
         for request, num_tokens, reason in outcome.finished:
@@ -51,6 +58,15 @@ def serve(source: Source, scheduler: Scheduler, executor: Executor, clock: Clock
         for request, why in outcome.failures:
             observer.ended(request, scheduler.generated(request), f"failed: {why}", end)
             source.on_finish(request, end)
+
+
+def refine(scheduler: Scheduler, refiner: Refiner, plan: Plan, outcome: Outcome) -> None:
+    """Give those of `plan.probe_rows` that go on decoding the predictions that `refiner` has of them by now."""
+    rows = [req for req in plan.probe_rows if req.phase == Phase.DECODING]
+    generated = [scheduler.generated(req) for req in rows]
+    for req, prediction in zip(rows, refiner.refine(rows, generated, outcome.probes) if rows else (), strict=True):
+        if prediction is not None:
+            scheduler.refine(req, prediction)
 
 
 def take_events(source: Source, scheduler: Scheduler, observer: Observer, now: float) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from heapq import merge
 
-from .policy import Policy
+from .policy import overrides
 from .preemption import Preemption
 from .request import Phase, Request
 from .standing import Standing
@@ -20,7 +20,7 @@ class Yielding:
     def __init__(self, ledger: Standing, preemption: Preemption) -> None:
         self._ledger = ledger
         self._keeps_kv = preemption.keeps_kv
-        self._custom = type(ledger.policy).victim is not Policy.victim
+        self._custom = overrides(ledger.policy, "victim")
 
     def last(self) -> Request:
         """Whose KV goes when the decoders cannot grow: the last paused request, else the last running one."""

@@ -47,6 +47,9 @@ class SRPT(Policy):
     def stable(self, view: View) -> tuple[int, float]:
         return FOREVER, INF
 
+    def on_refine(self, req: Request) -> None:
+        self._totals.pop(req.rid, None)
+
     def on_finish(self, req: Request) -> None:
         self._totals.pop(req.rid, None)
 
