@@ -15,6 +15,7 @@ import pandas as pd
 
 from .comparison import compare
 from .figures.main import config_hash, default_draw, draw_figure
+from .figures.style import NothingToDraw
 from .jsonable import jsonable
 from .load_runs import OK, Cell, read_cells
 from .table import WIDTH, Line, markdown, page, wrap
@@ -48,7 +49,11 @@ def finish(study_folder: Path, cells: Sequence[Mapping[str, Any]], cfg: Mapping[
     (study_folder / "table.md").write_text(f"{markdown(table)}\n```text\n{text}\n```\n")
     (study_folder / "study.json").write_text(json.dumps(record(name, found, table), indent=1, allow_nan=False) + "\n")
     figure, draw = default_draw(cfg.get("figure"))
-    files = draw_figure(draw, found, study_folder / figure)
+    try:
+        files = draw_figure(draw, found, study_folder / figure)
+    except NothingToDraw as error:
+        files = []
+        show([[("", "")], *([(text, "")] for text in wrap(f"no figure {figure}: {error}"))])
     written = ["table.csv", "table.md", "study.json", *(file.name for file in files)]
     show([[("", "")], *([(text, "")] for text in wrap(f"written to {study_folder}: {', '.join(written)}"))])
     if mode != "off":

@@ -28,8 +28,10 @@ LINE = 0.13  # inches that a further line of it takes
 
 
 def size(runs: pd.DataFrame) -> tuple[float, float]:
-    """Inches that the page wants for these runs."""
+    """Inches that the page wants for these runs. Raises NothingToDraw where FCFS has none beside it."""
     table = relative(runs)
+    if table.empty:
+        raise style.NothingToDraw("no other schedule was run beside FCFS, with which they are compared")
     columns = table["setting_name"].nunique()
     at = curves.axis_of(table)
     most = max(len(curves.points_of(block, at)) for _, block in table.groupby("setting_name"))

@@ -41,6 +41,11 @@ MARKERS = ("o", "s", "^", "D", "v")  # where a policy has more lines than there 
 FONT = 8.0
 CHARACTER = 0.060  # inches across, on average, at FONT - 0.5
 
+
+class NothingToDraw(ValueError):
+    """The cells are sound, and there is nothing among them that this figure shows."""
+
+
 Schedule = tuple[str, ...]  # policy, predictor, and what else tells it apart
 
 

@@ -58,6 +58,15 @@ def test_n6_percentiles_are_of_the_pooled_requests(study):
     assert row["e2e_mean"] == pytest.approx((199 + 100) / 200)
 
 
+def test_of_fcfs_alone_there_is_a_table_and_no_quickstart_figure(study, capsys):
+    folder, rows = study
+    alone = [row for row in rows if row["fields"]["policy"] == "fcfs"]
+    finish(folder, alone, {"name": "alone", "wandb": "off"})
+    text = capsys.readouterr()
+    assert "no figure quickstart: no other schedule was run beside FCFS" in " ".join((text.out + text.err).split())
+    assert (folder / "table.csv").exists() and not list(folder.glob("quickstart*"))
+
+
 def test_only_requests_in_the_window_count(study):
     folder, _ = study
     cell = read_cells(folder)[0]
