@@ -9,15 +9,18 @@ import time
 from typing import Any
 
 from lengthwise.sched import SLO, Clock, Scheduler, serve
+from lengthwise.sched.ports import Refiner
 
 from .asked import Prepared, asked
-from .nodes import Config, load_dataset, load_policy, load_scheduler, load_stage, new_kv
+from .nodes import Config, load_dataset, load_policy, load_scheduler, load_stage, make, new_kv
 from .provenance import cell_names, load_marks, name, provenance, session_marks
 from .recorder import Recorder
 from .run import Run, build
 from .stage import Asking
 from .watched import Watched
 from .windows import Capped, CapReached
+
+REFINED = "those who decode are predicted anew from the true lengths"
 
 
 def run_cell(cfg: Config, prepared: Prepared) -> Run:
@@ -26,9 +29,13 @@ def run_cell(cfg: Config, prepared: Prepared) -> Run:
 
     Raises ValueError on a config that cannot be run, before anything is.
     """
-    stage = load_stage(cfg)
+    stage, refine = load_stage(cfg), make(cfg.get("refine"))
     stage.check(cfg)
     if isinstance(stage, Asking):
+        if refine is not None:
+            raise ValueError(
+                f"refine={name(cfg, 'refine')}: predictions are made anew between steps, which are not seen from here"
+            )
         return stage.run(cfg, asked(cfg, load_dataset(cfg), prepared))
     policy, dataset = load_policy(cfg), load_dataset(cfg)
     pool = stage.pool_tokens(cfg)
@@ -42,12 +49,13 @@ def run_cell(cfg: Config, prepared: Prepared) -> Run:
     if needs and predicted.columns is None:
         raise ValueError(f"policy {name(cfg, 'policy')} needs a {'/'.join(sorted(needs))}; predictor is none")
     recorder = Recorder(window=(counted.begin, counted.end))
-    scheduler = load_scheduler(cfg, policy, kv, stage.max_model_len(cfg))
+    scheduler = load_scheduler(cfg, policy, kv, stage.max_model_len(cfg), 0 if refine is None else refine.every)
+    refiner = None if refine is None else refine.refiner(workload.rows, workload.output_len, cfg["seed"])
     source = requested.source(gate=bool(needs))
     clock, executor, forget = stage.begin(cfg, kv, workload)
     start = time.process_time()
     watched = Watched(recorder, requested.num_requests, stage.look, forget)
-    stopped = _serve(source, scheduler, executor, clock, watched, requested.cap)
+    stopped = _serve(source, scheduler, executor, clock, watched, refiner, requested.cap)
     cpu = time.process_time() - start
     born, predicted = requested.came(source, stopped)
     info = {key: value for key, value in predicted.info.items() if key != "ms_per_request"}
@@ -70,17 +78,24 @@ def run_cell(cfg: Config, prepared: Prepared) -> Run:
     )
     run.summary["volatile"].update(stage.measured(executor, cpu, int(run.steps["num_steps"].sum())))
     run.workload = workload
-    marks = [*stage.marks(cfg, run), *load_marks(cfg), *session_marks(run, workload, requested.rate)]
+    marks = [REFINED] if refine is not None and refine.reads_truth else []
+    marks += [*stage.marks(cfg, run), *load_marks(cfg), *session_marks(run, workload, requested.rate)]
     run.summary["provenance"]["marks"] = [*predicted.info.get("marks", []), *marks]
     return run
 
 
 def _serve(
-    source: Any, scheduler: Scheduler, executor: Any, clock: Clock, observer: Watched, cap: float | None
+    source: Any,
+    scheduler: Scheduler,
+    executor: Any,
+    clock: Clock,
+    observer: Watched,
+    refiner: Refiner | None,
+    cap: float | None,
 ) -> float | None:
     """Run until empty: None; or until the first step boundary at or after `cap` (s), whoever is left unfinished: its time."""
     try:
-        serve(source if cap is None else Capped(source, cap), scheduler, executor, clock, observer)
+        serve(source if cap is None else Capped(source, cap), scheduler, executor, clock, observer, refiner)
     except CapReached as stop:
         observer.recorder.cut_off(scheduler, stop.now)
         return stop.now

@@ -34,7 +34,7 @@ READERS = frozenset(  # modules of experiments/ that start cells or read their r
         "collect", "collect_app", "comparison", "composer",
         "contract", "criterion", "data", "fetching", "hints", "job", "journal", "launch", "load_runs", "manifest", "paths",
         "prepare",
-        "probes", "profile", "profile_app", "profile_fit", "progress", "ranges", "report",
+        "probe_app", "probe_train", "probes", "profile", "profile_app", "profile_fit", "progress", "ranges", "report",
         "serve_app", "serve_cell", "simulate", "size", "stability", "stored", "study", "sweep", "table",
         "taken",
         "token_cost", "trace_summary", "tracking", "train", "train_report", "tune", "tune_report", "validate",

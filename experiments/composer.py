@@ -38,7 +38,7 @@ def _dressed(cfg: dict[Any, Any], choices: Mapping[str, Any]) -> Cfg:
     if "model" not in (cfg.get("executor") or {}):  # nobody is served: whatever model is named makes no difference
         kept.pop("model", None)
     cfg.pop("model", None)  # else it stands in the executor's node
-    for group in ("population", "reshape"):  # where nothing is chosen nothing is said
+    for group in ("population", "reshape", "refine"):  # where nothing is chosen nothing is said
         if kept.get(group) in (None, "none"):
             kept.pop(group, None)
             cfg.pop(group, None)

@@ -74,6 +74,8 @@ class NativeStage:
             raise ValueError(
                 "executor.lengths=free: the model decides how long answers are, which no oracle can know beforehand"
             )
+        if self.lengths == "free" and getattr(make(cfg.get("refine")), "reads_truth", False):
+            raise ValueError("executor.lengths=free: the model decides how long answers are, so none is known to refine by")
         told = cfg["rate"] is not None or cfg["load"] is None or cfg.get("saturation") is not None
         if not told and self.times == "measured" and not is_profile(cfg):
             raise ValueError(
@@ -130,7 +132,7 @@ class NativeStage:
         lens = workload.output_len.tolist() if self.lengths == "forced" else None
         options = {
             "sampling": params, "seed": self.seed, "max_num_seqs": cfg["limits"]["max_num_seqs"], "answer_lens": lens,
-            "depth": self.depth,
+            "depth": self.depth, "probe": engine.look_at(getattr(make(cfg.get("refine")), "layer", None)),
         }  # fmt: skip
         if self.times == "told":
             hardware, jumping = load_hardware(cfg), SimulatedClock()

@@ -135,8 +135,10 @@ def pool_tokens(cfg: Config, hardware: Hardware) -> int:
     return hardware.kv_pool_tokens() if given is None else given
 
 
-def load_scheduler(cfg: Config, policy: Policy, kv: KVCache, max_model_len: int | None = None) -> Scheduler:
-    """max_model_len: instead of the limits' own."""
+def load_scheduler(
+    cfg: Config, policy: Policy, kv: KVCache, max_model_len: int | None = None, refine_every: int = 0
+) -> Scheduler:
+    """max_model_len: instead of the limits' own. refine_every: decode steps; 0: nobody is predicted anew."""
     limits = cfg["limits"]
     return Scheduler(
         policy,
@@ -147,6 +149,7 @@ def load_scheduler(cfg: Config, policy: Policy, kv: KVCache, max_model_len: int 
         token_budget=limits["token_budget"],
         max_model_len=limits["max_model_len"] if max_model_len is None else max_model_len,
         clip=limits.get("clip", False),
+        refine_every=refine_every,
         check=cfg.get("check", False),
     )
 

@@ -77,14 +77,18 @@ def compose_service(cfg: Config, settings: Settings) -> tuple[Service, dict[str,
             undo.callback(traces.close)
         policy, limits = load_policy(cfg), cfg["limits"]
         engine = stage.loaded()
+        refine = make(cfg.get("refine"))
+        if refine is not None and refine.reads_truth:
+            name = cfg["choices"].get("refine")
+            raise ValueError(f"refine={name} knows how long answers will be, which nobody does here")
         told = told_by(cfg, f"{engine.model.name} tokens")
         check_lengths(cfg, told)
         service = Service(
             engine, new_kv(cfg, stage.pool_tokens(cfg)), policy, make(cfg["batching"]), make(cfg["preemption"]),
             max_num_seqs=limits["max_num_seqs"], token_budget=limits["token_budget"], max_model_len=stage.max_model_len(cfg),
             predictor=told.predictor, prediction_deadline=settings.prediction_deadline, fallback_len=told.fallback_len,
-            max_waiting=settings.max_waiting, starved_after=settings.starved_after, seed=stage.seed, replay=settings.replay,
-            check=cfg["check"], traces=traces,
+            refine=refine, max_waiting=settings.max_waiting, starved_after=settings.starved_after, seed=stage.seed,
+            replay=settings.replay, check=cfg["check"], traces=traces,
         )  # fmt: skip
         undo.pop_all()
     names = {group: cfg["choices"].get(group) for group in ("policy", "batching", "kv", "preemption", "limits")}

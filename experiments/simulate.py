@@ -75,6 +75,7 @@ def compose(
     model: Any = "smollm2",
     population: Any = None,
     reshape: Any = None,
+    refine: Any = None,
     load: float | None = None,
     rate: float | None = None,
     saturation: float | None = None,
@@ -91,9 +92,8 @@ def compose(
     Dataset). load: rate / saturation rate (0.8 unless load or rate, in requests/s, is given, or the arrivals have their own);
     saturation: that rate, where it is known.
     window: warm_up, cool_down, unit (seconds or share), as in `windows.window`. resample: draw rows again when there are fewer
-    than num_requests. population, reshape: None for none. hardware: None for what the executor has where none is chosen.
-    model: what a native executor serves, a node's name, a mapping or a ServedModel. `overrides` replace fields of `limits`:
-    `max_num_seqs=64`.
+    than num_requests. population, reshape, refine: None for none. hardware: None for the executor's own. model: what a native
+    executor serves, a node's name, a mapping or a ServedModel. `overrides` replace fields of `limits`: `max_num_seqs=64`.
     """
     node = _node("executor", executor)
     stage = get_object(node["_target_"]) if isinstance(node, Mapping) else node
@@ -101,7 +101,7 @@ def compose(
     parts: dict[str, Any] = {
         "policy": policy, "predictor": predictor, "workload": workload, "arrivals": arrivals, "hardware": hardware,
         "batching": batching, "kv": kv, "preemption": preemption, "slo": slo, "limits": limits, "executor": executor,
-        "population": population, "reshape": reshape,
+        "population": population, "reshape": reshape, "refine": refine,
     }  # fmt: skip
     if isinstance(node, Mapping) and "model" in node:
         parts["model"] = model

@@ -48,7 +48,7 @@ def synthetic_rows(num_rows: int, seed: int = 0) -> tuple[Prompts, NDArray[Any],
     censored = rng.random(num_rows) < 0.05
     client = [f"client {i % 3}" if i % 5 else None for i in topic.tolist()]
     before = [[int(x)] * int(n) for x, n in zip(30 * (topic + 1), rng.integers(0, 4, num_rows), strict=True)]
-    return Prompts(6.0 + 2.0 * extra, texts, client, before), lengths, censored
+    return Prompts(np.asarray(6 + 2 * extra, dtype=np.float64), texts, client, before), lengths, censored
 
 
 def check_predictor(make: Callable[[], LengthPredictor], folder: Path, *, new_process: bool = True) -> None:

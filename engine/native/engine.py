@@ -63,6 +63,7 @@ class NativeEngine:
         self.attention = self._choose(block_size=16)
         self.memory_share = memory_share
         self.compiled = compiled
+        self._looking: HiddenProbe | None = None
         if linears == "int8":
             if not quantise(model.model) and kept(model.model) != "int8":
                 raise ValueError(f"{model.name} has no linear layers to quantise: they are packed already, load it anew")
@@ -171,6 +172,16 @@ class NativeEngine:
             model, run, pools, kv, clock, begin, max_num_seqs=max_num_seqs, seconds=seconds, swap_seconds=swap_seconds,
             probe=probe, depth=self.depth(depth), always_ahead=depth == 2,
         )  # fmt: skip
+
+    def look_at(self, layer: int | None) -> HiddenProbe | None:
+        """What keeps the hidden states of `layer`, in place of the layer looked at before; None: of none any more. Raises
+        ValueError as HiddenProbe."""
+        if layer is not None and self.compiled:  # it may not have been compiled yet
+            raise ValueError(f"{self.model.name} is to be compiled: its layers cannot be looked at")
+        if self._looking is not None:
+            self._looking.close()
+        self._looking = None if layer is None else HiddenProbe(self.model, layer)
+        return self._looking
 
     def depth(self, asked: int | str) -> int:
         """Steps in flight where `asked` are wanted: 1, 2 or auto. auto is 2 on a GPU where that can be; a CPU computes with the

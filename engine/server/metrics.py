@@ -17,12 +17,13 @@ from lengthwise.sched import Scheduler
 
 from ..native.inbox import Inbox
 from .predicting import Predicting
+from .refining import Refining
 from .tally import Histogram, Tally
 
 
 class Metrics(Collector):
-    """A collector in a `registry` of its own. step_age: s since the last step, while there is something to do. predicting: None
-    where nobody predicts."""
+    """A collector in a `registry` of its own. step_age: s since the last step, while there is something to do. predicting,
+    refining: None where nobody predicts, or predicts anew."""
 
     def __init__(
         self,
@@ -31,12 +32,14 @@ class Metrics(Collector):
         scheduler: Scheduler,
         inbox: Inbox,
         predicting: Predicting | None,
+        refining: Refining | None,
         *,
         num_waiting: Callable[[], int],
         step_age: Callable[[], float],
     ) -> None:
         self._labels = {"model_name": model_name, "engine": "0"}
         self._tally, self._scheduler, self._inbox, self._predicting = tally, scheduler, inbox, predicting
+        self._refining = refining
         self._num_waiting, self._step_age = num_waiting, step_age
         self.registry = CollectorRegistry()
         self.registry.register(self)
@@ -76,6 +79,8 @@ class Metrics(Collector):
             ("lengthwise_rejected", "kind"): {"full": tally.num_full, "invalid": tally.num_invalid},
             ("lengthwise_prediction_fallbacks", "kind"): {**fallbacks, "late": self._inbox.num_late},
         }
+        if self._refining is not None:
+            kinds["lengthwise_refinement_failures", "kind"] = self._refining.counts
         for (name, label), numbers in kinds.items():
             counter = CounterMetricFamily(name, DOCS[name], labels=[*names, label])
             for kind, value in numbers.items():
@@ -84,6 +89,8 @@ class Metrics(Collector):
         histograms = {name: getattr(tally, field) for name, field in HISTOGRAMS.items()}
         if self._predicting is not None:
             histograms["lengthwise_prediction_seconds"] = self._predicting.seconds
+        if self._refining is not None:
+            histograms["lengthwise_refinement_seconds"] = self._refining.seconds
         for name, histogram in histograms.items():
             family = HistogramMetricFamily(name, DOCS[name], labels=names)
             family.add_metric(values, cumulative(histogram), histogram.sum)
@@ -145,8 +152,10 @@ DOCS = {
     "lengthwise_aborted": "Requests that their client gave up.",
     "lengthwise_rejected": "Requests refused: the queue was full, or they could not be served.",
     "lengthwise_scheduling_seconds": "Planning and booking of a step.",
-    "lengthwise_predicted_ratio": "Length / predicted length.",
-    "lengthwise_predicted_error_tokens": "|Length - predicted length|.",
+    "lengthwise_predicted_ratio": "Length / predicted length, as it was last predicted.",
+    "lengthwise_predicted_error_tokens": "|Length - predicted length|, as it was last predicted.",
     "lengthwise_prediction_seconds": "Predicting a batch of requests.",
     "lengthwise_prediction_fallbacks": "Predictions replaced by a constant, by kind.",
+    "lengthwise_refinement_seconds": "Predicting anew those who decode, in the step loop.",
+    "lengthwise_refinement_failures": "Predictions that stayed as they were because the new one was none, by kind.",
 }

@@ -43,6 +43,7 @@ from .live import Live
 from .metrics import Metrics
 from .outbox import Outbox
 from .predicting import Predicting
+from .refining import Refines, Refining
 from .streams import Stream
 from .tally import Tally
 from .timed import Timed
@@ -60,9 +61,10 @@ class Service:
 
     max_waiting: requests that may wait (for a prediction, a slot, KV), those that were preempted included; one more is refused.
     predictor: predicts lengths, in its own thread; a policy that needs predictions waits prediction_deadline s for one, then
-    `fallback_len` tokens stand in, as for a prediction that is no length. None: whoever submits says predicted_len. replay:
-    answers may be forced to a length. starved_after: see Tally. check: assert all counts at every step. traces: takes a span of
-    each request; closed with the service. Raises ValueError for limits that do not fit each other or the model.
+    `fallback_len` tokens stand in, as for a prediction that is no length. None: whoever submits says predicted_len. refine:
+    predicts anew those who decode, in the step thread. replay: answers may be forced to a length. starved_after: see Tally.
+    check: assert all counts at every step. traces: takes a span of each request; closed with the service. Raises ValueError
+    for limits that do not fit each other or the model.
     """
 
     def __init__(
@@ -79,6 +81,7 @@ class Service:
         predictor: Predictor | None = None,
         prediction_deadline: float = 0.05,
         fallback_len: float | None = None,
+        refine: Refines | None = None,
         max_waiting: int = 256,
         starved_after: float = 30.0,
         seed: int = 0,
@@ -108,7 +111,8 @@ class Service:
         self._tally = tally = Tally(starved_after)
         self._scheduler = scheduler = Timed(
             policy, batching, kv, preemption, max_num_seqs=max_num_seqs, token_budget=token_budget,
-            max_model_len=max_model_len, check=check, seconds=tally.scheduling,
+            max_model_len=max_model_len, refine_every=0 if refine is None else refine.every, check=check,
+            seconds=tally.scheduling,
         )  # fmt: skip
         self._inbox = inbox = Inbox(
             clock, model.vocab_size, hash_tokens=getattr(kv, "hash_tokens", 0), wake=wake,
@@ -122,12 +126,14 @@ class Service:
         warm_up(engine, kv.block_size)
         self._executor = engine.executor(
             kv, clock, sampling=inbox.sampling, answer_lens=inbox.answer_lens, seed=seed, max_num_seqs=max_num_seqs,
-            texts=model.tokenizer is not None,
+            texts=model.tokenizer is not None, probe=engine.look_at(None if refine is None else refine.layer),
         )  # fmt: skip
+        self._refining = None if refine is None else Refining(refine.refiner((), (), seed))
         self._outbox = Outbox(self._executor, tally, send=partial(self._call, live.put), end=partial(self._call, live.end))
         self.metrics = Metrics(
-            model.name, tally, scheduler, inbox, predicting, num_waiting=lambda: self.num_waiting, step_age=self._step_age
-        )
+            model.name, tally, scheduler, inbox, predicting, self._refining, num_waiting=lambda: self.num_waiting,
+            step_age=self._step_age,
+        )  # fmt: skip
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._run, name="lengthwise-steps", daemon=True)
         self._stopped = asyncio.Event()
@@ -282,7 +288,7 @@ class Service:
 
     def _run(self) -> None:
         try:
-            serve(self._inbox, self._scheduler, self._executor, self._clock, self._outbox)
+            serve(self._inbox, self._scheduler, self._executor, self._clock, self._outbox, self._refining)
         except Exception as error:
             log.exception("the step loop has failed")
             self._call(self._fail, f"{type(error).__name__}: {error}")

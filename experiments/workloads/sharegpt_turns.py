@@ -79,7 +79,7 @@ def load(path: str | None = None, *, max_prompt_len: int | None = None, max_new_
     group = prompt_groups(firsts, [name for name, _, _ in talks])
     sessions = np.array(unique_names([name for name, _, _ in talks]))
     # rows of a conversation follow each other
-    before = [answer_len[i - turn : i].tolist() for i, (_, turn, _, _) in enumerate(rows)]
+    earlier = [answer_len[i - turn : i].tolist() for i, (_, turn, _, _) in enumerate(rows)]
     return Dataset(
         name="sharegpt_turns",
         prompt_len=np.array([before for _, _, _, before in rows], dtype=np.int64),
@@ -104,7 +104,7 @@ def load(path: str | None = None, *, max_prompt_len: int | None = None, max_new_
         },
         block_hashes=[conversation(talk) for talk in of.tolist()],
         hash_tokens=BLOCK,
-        answers_before=before,
+        answers_before=earlier,
     )  # fmt: skip
 
 

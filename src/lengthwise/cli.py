@@ -10,6 +10,7 @@ COMMANDS = {
     "run": "run one cell, or a sweep with -m, or a study: lengthwise run -m study=quickstart",
     "train": "train, calibrate and evaluate a length predictor: lengthwise train predictor=gbdt workload=sharegpt",
     "collect": "have a model answer prompts and keep how long it was: lengthwise collect model=smollm2 samples=4",
+    "probe": "train a probe of hidden states that refines predictions while decoding: lengthwise probe model=smollm2",
     "capacity": "the greatest request rate at which SLOs hold, GPUs for a rate, cost per token: lengthwise capacity slo=chat",
     "profile": "measure an engine's step times and fit a cost model: lengthwise profile model=smollm2",
     "validate": "error of the simulation against an engine, by metric: lengthwise validate model=smollm2",
@@ -78,6 +79,11 @@ def _dispatch(command: str, args: list[str]) -> int:
 
         collect()
         return 0
+    if command == "probe":
+        from lengthwise.experiments.probe_app import main as probe
+
+        probe()
+        return 0
     if command == "capacity":
         from lengthwise.experiments.capacity_app import main as capacity
 
@@ -123,7 +129,7 @@ def _complete(args: list[str]) -> int:
         print(" ".join(name for name in COMMANDS if name.startswith(start)))
         return 0
     command = words[1]
-    if command not in ("run", "train", "collect", "capacity", "serve", "profile", "validate", "bench"):
+    if command not in ("run", "train", "collect", "probe", "capacity", "serve", "profile", "validate", "bench"):
         return 0
     os.environ["COMP_LINE"] = line.replace(f" {command}", "", 1)
     return _dispatch(command, args)

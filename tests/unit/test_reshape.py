@@ -73,6 +73,16 @@ def test_take_carries_everything() -> None:
         between(full, start=9, end=10)
 
 
+def test_answers_before_go_with_their_rows_and_with_lengths_that_are_kept() -> None:
+    turns = data([16, 32, 48], [1, 9, 3], answers_before=[[], [1], [1, 9]])
+    assert take(turns, [2, 0]).answers_before == [[1, 9], []]
+    assert merge([turns, turns]).answers_before == [[], [1], [1, 9]] * 2
+    assert clip(turns, max_prompt_len=40).answers_before == turns.answers_before
+    assert clip(turns, max_output_len=5).answers_before is None and scale(turns, output=0.5).answers_before is None
+    with pytest.raises(ValueError, match="only some parts have answers_before"):
+        merge([turns, data([1], [1])])
+
+
 def test_clipped_prompts_keep_only_whole_pieces() -> None:
     made = clip(data([48, 40], [5, 5], block_hashes=[[1, 2, 3], [1, 2, 9]], hash_tokens=16), max_prompt_len=40)
     assert made.block_hashes == [[1, 2], [1, 2, 9]]

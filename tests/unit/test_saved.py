@@ -86,7 +86,7 @@ def test_a_saved_workload_drawn_anew_forgets_who_waited_for_whom(arrivals: Any, 
 def test_samples_and_names_of_several_kinds_come_back(tmp_path: Path) -> None:
     own = [(1, 2), conversation(3), Shared(range(0, SPAN), 1, range(SPAN, 2 * SPAN))]
     data = Dataset("d", np.full(3, 32), np.array([1, 2, 3]), "t", "s", "l", block_hashes=own, hash_tokens=16,
-                   samples=np.arange(1, 7).reshape(3, 2))  # fmt: skip
+                   samples=np.arange(1, 7).reshape(3, 2), answers_before=[[], [4], [4, 5]])  # fmt: skip
     load = draw(data, Poisson(), 3, 1.0, 0)
     save_workload(load, tmp_path)
     back = load_workload(tmp_path)
@@ -95,6 +95,8 @@ def test_samples_and_names_of_several_kinds_come_back(tmp_path: Path) -> None:
         assert type(back.block_hashes[i]) is (list if row == 0 else type(own[row]))
         assert list(back.block_hashes[i][:2]) == list(own[row][:2])
     assert back.samples.tolist() == [[2 * row + 1, 2 * row + 2] for row in load.rows.tolist()]
+    assert back.answers_before == [[4, 5][:row] for row in load.rows.tolist()]
+    assert [field["answers_before"] for field in request_fields(load)] == back.answers_before
 
 
 def request_fields_of(load: Workload) -> list[dict[str, Any]]:

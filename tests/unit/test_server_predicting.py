@@ -276,3 +276,76 @@ def test_of_a_chat_the_last_question_and_the_answers_before_it_are_told():
 
     run(main, policy=SRPT(), predictor=Says(note), fallback_len=1.0, prediction_deadline=50.0)
     assert seen == [("Why?", [5])]
+
+
+# --- refining -----------------------------------------------------------------------------------------------------------
+
+
+class Anew:
+    """Refines every two steps: `say(request, generated)` for each; one that is an exception is raised."""
+
+    every, layer = 2, None
+
+    def __init__(self, say):
+        self.say, self.asked = say, []
+
+    def refiner(self, rows, output_len, seed):
+        return self
+
+    def refine(self, requests, generated, probes=None):
+        self.asked += [(r.prompt_len, g) for r, g in zip(requests, generated, strict=True)]
+        rows = [self.say(r, g) for r, g in zip(requests, generated, strict=True)]
+        for row in rows:
+            if isinstance(row, Exception):
+                raise row
+        return rows
+
+
+def test_a_refined_prediction_gives_up_its_slot_in_service():
+    """One slot, one long answer predicted as short: told the truth while it decodes, it yields to a shorter one."""
+    anew = Anew(lambda request, generated: LengthDistribution.point(400.0 if request.prompt_len == 1 else 5.0))
+
+    async def main(service):
+        long = await service.submit("long", [1], 60, predicted_len=2)
+        await until(lambda: anew.asked)
+        short = await service.submit("short", [1] * 7, 4, predicted_len=5)
+        await asyncio.gather(read(long), read(short))
+        assert long.request._num_preemptions == 1 and len(service.metrics._refining.counts) == 5
+        return service.metrics._refining
+
+    refining = run(main, policy=SRPT(), max_num_seqs=1, refine=anew)
+    assert not any(refining.counts.values()) and sum(refining.seconds.counts) > 10
+    assert all(generated >= 2 for _, generated in anew.asked)
+
+
+@pytest.mark.parametrize(
+    ("row", "kind"),
+    [
+        (RuntimeError("no"), "raised"), (LengthDistribution(NAN, NAN), "nan"), (LengthDistribution(INF, INF), "infinite"),
+        (LengthDistribution(-4.0, -4.0), "negative"), ("five", "invalid"),
+    ],
+)  # fmt: skip
+def test_refining_that_fails_changes_nothing_and_is_counted(row, kind):
+    async def main(service):
+        stream = await service.submit("a", [1, 2], 30, predicted_len=20)
+        answer = await read(stream)
+        assert len(answer.token_ids) == 30 and stream.request.prediction.mean() == 20.0
+        assert service.health().error is None
+        return service.metrics._refining.counts
+
+    counts = run(main, policy=SRPT(), refine=Anew(lambda request, generated: row))
+    assert counts[kind] > 5 and sum(counts.values()) == counts[kind]
+
+
+def test_a_refiner_that_says_too_little_changes_nothing():
+    anew = Anew(lambda request, generated: LengthDistribution.point(9.0))
+    whole = anew.refine
+    anew.refine = lambda requests, generated, probes=None: whole(requests, generated)[1:]
+
+    async def main(service):
+        stream = await service.submit("a", [1, 2], 20, predicted_len=20)
+        await read(stream)
+        assert stream.request.prediction.mean() == 20.0
+        return service.metrics._refining.counts
+
+    assert run(main, policy=SRPT(), refine=anew)["invalid"] > 2

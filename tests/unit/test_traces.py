@@ -439,6 +439,7 @@ def test_t11_every_turn_with_its_context(tmp_path: Path) -> None:
     assert data.prompt_len.tolist() == [1 + 2, 1 + 2 + 3 + 1]
     assert data.columns["session"].tolist() == ["x", "x"] and data.columns["turn"].tolist() == [0, 1]
     assert {k: n for k, n in data.dropped.items() if n} == {"turns_leading_assistant": 1}
+    assert data.answers_before == [[], [3]] and data.asked([1]).answers_before == [[3]]
 
 
 def test_t11_pieces_of_a_conversation_are_put_together(tmp_path: Path) -> None:

@@ -1,0 +1,63 @@
+"""RefineOracle: those who decode are told anew, every so many steps, what is truly still to come, with a stated error.
+
+It is what a learned probe such as TRAIL's is measured against. A request's k-th error is the k-th draw of a generator of its
+own, so that two runs that agree up to a step agree in what is told there, whatever the lengths are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from lengthwise.sched import LengthDistribution, Request
+
+from .oracle import true_lengths
+
+TO_SIGMA = math.sqrt(math.pi / 2.0)  # the mean absolute value of a Gaussian error is sigma x sqrt(2 / pi)
+
+
+class RefineOracle:
+    """every: decode steps from one telling to the next. mae: mean absolute error in tokens of what is to come, Gaussian, cut
+    off at 1 token, which makes the realised one a little smaller (TRAIL, ICLR 2025; ORACLE_MAE in its released code)."""
+
+    reads_truth: ClassVar[bool] = True
+    layer: ClassVar[int | None] = None  # of the model, whose hidden states it wants: none
+
+    def __init__(self, every: int = 8, mae: float = 0.0) -> None:
+        if every < 1:
+            raise ValueError(f"every={every} decode steps: at least 1")
+        if not 0.0 <= mae < math.inf:
+            raise ValueError(f"mae={mae}: a finite number of tokens >= 0 is needed")
+        self.every, self.mae = every, mae
+
+    def refiner(self, rows: ArrayLike, output_len: ArrayLike, seed: int) -> Remaining:
+        """The Refiner of one run, of requests 0 .. N - 1 with these dataset rows (N,) and true lengths (N,) in tokens."""
+        return Remaining(true_lengths(output_len), self.mae * TO_SIGMA, seed)
+
+
+class Remaining:
+    """The truth about what is to come, with Gaussian errors of size `sigma` tokens; see Refiner in sched/ports.py."""
+
+    def __init__(self, truth: np.ndarray, sigma: float, seed: int) -> None:
+        self._truth, self._sigma, self._seed = truth, sigma, seed
+        self._errors: dict[int, np.random.Generator] = {}
+
+    def refine(
+        self, requests: Sequence[Request], generated: Sequence[int], probes: Any | None = None
+    ) -> list[LengthDistribution]:
+        out = []
+        for request, done in zip(requests, generated, strict=True):
+            left = max(self._truth[request.rid] - done, 1.0)
+            if self._sigma:
+                left = max(left + self._sigma * self._error(request.rid), 1.0)
+            out.append(LengthDistribution.point(done + left))
+        return out
+
+    def _error(self, rid: int) -> float:
+        if rid not in self._errors:
+            self._errors[rid] = np.random.default_rng([self._seed, rid])
+        return float(self._errors[rid].standard_normal())
