@@ -45,12 +45,13 @@ def run_cell(cfg: Config, prepared: Prepared) -> Run:
         kv.use_hashes(dataset.hash_tokens)
     requested = asked(cfg, dataset, prepared)
     workload, predicted, counted = requested.workload, requested.predicted, requested.window
-    needs = policy.needs & {"prediction", "distribution"}
-    if needs and predicted.columns is None:
-        raise ValueError(f"policy {name(cfg, 'policy')} needs a {'/'.join(sorted(needs))}; predictor is none")
-    recorder = Recorder(window=(counted.begin, counted.end))
     scheduler = load_scheduler(cfg, policy, kv, stage.max_model_len(cfg), 0 if refine is None else refine.every)
+    needs = scheduler.needs & {"prediction", "distribution"}
+    if needs and predicted.columns is None:
+        parts = ", ".join(f"{group} {name(cfg, group)}" for group in ("policy", "admission", "victim") if cfg.get(group))
+        raise ValueError(f"{parts} needs a {'/'.join(sorted(needs))}; predictor is none")
     refiner = None if refine is None else refine.refiner(workload.rows, workload.output_len, cfg["seed"])
+    recorder = Recorder(window=(counted.begin, counted.end))
     source = requested.source(gate=bool(needs))
     clock, executor, forget = stage.begin(cfg, kv, workload)
     start = time.process_time()

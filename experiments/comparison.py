@@ -21,7 +21,7 @@ from .statistics import paired as paired_over_seeds
 
 SETTING = ("setting", "workload", "arrivals", "population", "reshape", "limits", "hardware", "system", "slo", "executor")
 SCHEDULE = ("policy", "predictor")
-VARIANT = ("refine", "batching", "kv", "preemption")  # part of a schedule's name where they tell two apart
+VARIANT = ("refine", "batching", "kv", "preemption", "admission", "victim")  # of a schedule's name where they tell two apart
 SERIES = ("e2e", "ttft", "tpot", "normalised_latency")
 COLUMNS = (
     "arrival", "first_scheduled", "first_token", "finish", "ended", "prompt_len", "output_len", "max_new_tokens", "status",

@@ -29,16 +29,9 @@ NEEDED = (  # columns that latencies and the window are made of
     "arrival", "first_scheduled", "first_token", "finish", "ended", "prompt_len", "output_len", "max_new_tokens", "status",
 )  # fmt: skip
 FIELDS = ("system", "policy", "predictor", "workload", "arrivals", "limits", "load", "rate", "seed")
-TELLING = (
-    "population",
-    "reshape",
-    "refine",
-    "slo",
-    "batching",
-    "kv",
-    "preemption",
-    "executor",
-)  # kept a request where they differ
+TELLING = (  # kept a request where they differ
+    "population", "reshape", "refine", "slo", "batching", "kv", "preemption", "admission", "victim", "executor",
+)  # fmt: skip
 OK = "ok"
 
 

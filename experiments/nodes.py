@@ -150,6 +150,8 @@ def load_scheduler(
         max_model_len=limits["max_model_len"] if max_model_len is None else max_model_len,
         clip=limits.get("clip", False),
         refine_every=refine_every,
+        admission=make(cfg.get("admission")),
+        victim=make(cfg.get("victim")),
         check=cfg.get("check", False),
     )
 

@@ -33,6 +33,7 @@ def cell_names(cfg: Config, load: float | None, rate: float | None) -> dict[str,
     groups = ("policy", "predictor", "workload", "arrivals", "limits", "batching", "kv", "preemption", "hardware", "slo")
     names: dict[str, Any] = {group: name(cfg, group) for group in groups}
     chosen = cfg.get("choices") or {}
+    names.update({group: own for group in ("admission", "victim") if (own := name(cfg, group)) not in ("none", "last")})
     more = ("system", "setting", "population", "reshape", "refine")
     names.update({group: chosen[group] for group in more if chosen.get(group)})
     return {**names, "load": load, "rate": rate, "seed": cfg["seed"], "num_requests": cfg["num_requests"]}

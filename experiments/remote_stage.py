@@ -29,7 +29,7 @@ from .bench.sending import differs, sending
 from .cellhash import cell_name, digest, lasting
 from .dataset import Dataset, Workload
 from .draw import stream
-from .nodes import Config, is_learned, predictor_target
+from .nodes import Config, is_learned, make, predictor_target
 from .paths import root
 from .provenance import cell_names, load_marks, provenance, session_marks
 from .run import Run, build
@@ -98,6 +98,9 @@ class RemoteStage:
             raise ValueError(
                 f"{chosen[0]}={name}: a remote server decides that; +executor.server.{chosen[0]}={name} says that it does so"
             )
+        for group in ("admission", "victim"):
+            if make(cfg.get(group)) is not None:
+                raise ValueError(f"{group}: a remote server decides that; leave it out")
         if is_learned(cfg):
             raise ValueError("predictor: the client has none or an oracle; a learned one works in the server")
         if predictor_target(cfg) is not None and not self.extensions:

@@ -69,6 +69,9 @@ class ServedStage:
         if objects := [key for key, node in nodes.items() if not isinstance(node, Mapping)]:
             kind = type(nodes[objects[0]]).__name__
             raise ValueError(f"{objects[0]} is a {kind}: {NODES}")
+        for group in ("admission", "victim"):
+            if make(cfg.get(group)) is not None:
+                raise ValueError(f"{group}={name(cfg, group)}: a server knows no such choice; leave it out")
         if self.lengths == "forced":
             raise ValueError(f"executor.lengths=forced would tell the scheduler; choose {LENGTHS[1]} or {LENGTHS[2]}")
         if cfg.get("hardware") is not None and not is_profile(cfg):

@@ -69,6 +69,8 @@ def compose(
     batching: Any = "chunked",
     kv: Any = "paged",
     preemption: Any = "pause",
+    admission: Any = None,
+    victim: Any = None,
     slo: Any = "chat",
     limits: Any = "default",
     executor: Any = "simulated",
@@ -92,8 +94,9 @@ def compose(
     Dataset). load: rate / saturation rate (0.8 unless load or rate, in requests/s, is given, or the arrivals have their own);
     saturation: that rate, where it is known.
     window: warm_up, cool_down, unit (seconds or share), as in `windows.window`. resample: draw rows again when there are fewer
-    than num_requests. population, reshape, refine: None for none. hardware: None for the executor's own. model: what a native
-    executor serves, a node's name, a mapping or a ServedModel. `overrides` replace fields of `limits`: `max_num_seqs=64`.
+    than num_requests. population, reshape, refine, admission: None for none; victim: None for the policy's last. hardware: None
+    for the executor's own. model: what a native executor serves, a node's name, a mapping or a ServedModel. `overrides` replace
+    fields of `limits`: `max_num_seqs=64`.
     """
     node = _node("executor", executor)
     stage = get_object(node["_target_"]) if isinstance(node, Mapping) else node
@@ -101,12 +104,12 @@ def compose(
     parts: dict[str, Any] = {
         "policy": policy, "predictor": predictor, "workload": workload, "arrivals": arrivals, "hardware": hardware,
         "batching": batching, "kv": kv, "preemption": preemption, "slo": slo, "limits": limits, "executor": executor,
-        "population": population, "reshape": reshape, "refine": refine,
+        "population": population, "reshape": reshape, "refine": refine, "admission": admission, "victim": victim,
     }  # fmt: skip
     if isinstance(node, Mapping) and "model" in node:
         parts["model"] = model
     if not getattr(stage, "schedules", True):  # somebody else's server decides all that
-        parts |= dict.fromkeys(("policy", "batching", "kv", "preemption", "limits"))
+        parts |= dict.fromkeys(("policy", "batching", "kv", "preemption", "admission", "victim", "limits"))
     nodes = {group: _node(group, part) for group, part in parts.items() if part is not None}
     if "model" in nodes and not isinstance(nodes["model"], Mapping):
         nodes["executor"] = stage(**{**_arguments(nodes["executor"]), "model": nodes.pop("model")})

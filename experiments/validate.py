@@ -67,14 +67,14 @@ def _nodes(cfg: Mapping[str, Any]) -> None:
         make(cfg.get(group))
     if isinstance(stage, Asking) and not stage.schedules:
         return
-    policy = load_policy(cfg)
-    needs = policy.needs & {"prediction", "distribution"}
-    if needs and predictor_target(cfg) is None:
-        policy_name = cfg["choices"].get("policy")
-        raise ValueError(
-            f"policy={policy_name} needs a {'/'.join(sorted(needs))} and predictor=none gives none. Choose a predictor; in a "
-            f"sweep leave the pair out: 'exclude=[{{policy: {policy_name}, predictor: none}}]'"
-        )
+    for group, part in (("policy", load_policy(cfg)), *((group, make(cfg.get(group))) for group in ("admission", "victim"))):
+        needs = frozenset() if part is None else part.needs & {"prediction", "distribution"}
+        if needs and predictor_target(cfg) is None:
+            chosen = cfg["choices"].get(group)
+            raise ValueError(
+                f"{group}={chosen} needs a {'/'.join(sorted(needs))} and predictor=none gives none. Choose a predictor; in a "
+                f"sweep leave the pair out: 'exclude=[{{{group}: {chosen}, predictor: none}}]'"
+            )
 
 
 def _whole(key: str, value: Any, least: int) -> None:

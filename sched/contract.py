@@ -99,7 +99,7 @@ def rehearse(
     fast_forward: bool = True,
     output_len: Sequence[int] | None = None,
     watch: Callable[[Scheduler, Plan, Outcome], None] | None = None,
-    scheduler: type[Scheduler] = Scheduler,
+    scheduler: Callable[..., Scheduler] = Scheduler,
     refine_every: int = 0,
 ) -> tuple[Log, Scheduler]:
     """Run `case` under `policy`, all counts checked at every step. refine_every: decode steps after which those who decode are
@@ -166,45 +166,54 @@ def _copy_seconds(swaps: Sequence[Swap]) -> float:
 
 
 def check_policy(
-    make: Callable[[], Policy], *, seed: int = 0, num_cases: int = 6, constant_is_fcfs: bool | None = None
+    make: Callable[[], Policy],
+    *,
+    seed: int = 0,
+    num_cases: int = 6,
+    constant_is_fcfs: bool | None = None,
+    scheduler: Callable[..., Scheduler] = Scheduler,
 ) -> None:
     """Check that the policy `make()` builds keeps the contract. Raises AssertionError naming the law and the case.
 
     Conservation of requests and KV at every step; `key` pure, and constant while a request waits unless `key_epoch` moves or
     `turned` names it; `may_preempt` never both ways; determinism; fast-forward == single step; non-anticipation; no preemption
     for a slot unless `preemptive`; with equal predictions that nobody outlives, FCFS (constant_is_fcfs; None: where the policy
-    needs predictions); conservation and fast-forward again with predictions that are refined; the overtaking bound, where the
-    policy has `overtaking_horizon(req, view)`. Conservation, fast-forward and non-anticipation again with a prefix cache and
-    swap tiers.
+    needs predictions, and no objectives or step times beside); conservation and fast-forward again with predictions that are
+    refined; the overtaking bound, where the policy has `overtaking_horizon(req, view)`. Conservation, fast-forward and
+    non-anticipation again with a prefix cache and swap tiers. scheduler: one with other parts, made anew for every run.
     """
+
+    def run(policy: Policy, case: Hostile, **how: Any) -> tuple[Log, Scheduler]:
+        return rehearse(policy, case, scheduler=scheduler, **how)
+
     for i in range(num_cases):
         rng = np.random.default_rng([seed, i])
         case = hostile(rng)
-        log, scheduler = _law("conservation", i, lambda c=case: _whole(make(), c))  # type: ignore[misc]
-        _same("determinism", i, log, rehearse(make(), case)[0])
-        _same("fast-forward == single step", i, log, rehearse(make(), case, fast_forward=False)[0])
-        _law("keys", i, lambda c=case: rehearse(make(), c, watch=_KeysHold()))  # type: ignore[misc]
-        _law("non-anticipation", i, lambda c=case, g=log, r=rng: _blind(make, c, g, r))  # type: ignore[misc]
-        if hasattr(scheduler.policy, "overtaking_horizon"):
+        log, engine = _law("conservation", i, lambda c=case: _whole(run, make(), c))  # type: ignore[misc]
+        _same("determinism", i, log, run(make(), case)[0])
+        _same("fast-forward == single step", i, log, run(make(), case, fast_forward=False)[0])
+        _law("keys", i, lambda c=case: run(make(), c, watch=_KeysHold()))  # type: ignore[misc]
+        _law("non-anticipation", i, lambda c=case, g=log, r=rng: _blind(run, make, c, g, r))  # type: ignore[misc]
+        if hasattr(engine.policy, "overtaking_horizon"):
             _law("overtaking bound", i, lambda c=case: overtaking(make(), c))  # type: ignore[misc]
         roomy = hostile(rng, ample=True)
-        if not scheduler.policy.preemptive:
-            _, after = rehearse(make(), roomy)
+        if not engine.policy.preemptive:
+            _, after = run(make(), roomy)
             assert not after.num_preemptions, f"not preemptive, but preempted for a slot; case {i}"
-        needs = scheduler.policy.needs
+        needs = engine.policy.needs
         predicts = bool({"prediction", "distribution"} & needs)
-        if constant_is_fcfs or (constant_is_fcfs is None and predicts):
+        if constant_is_fcfs or (constant_is_fcfs is None and predicts and not {"slo", "step_time"} & needs):
             even = hostile(rng, ample=True, constant=64.0)
             even = Hostile(**{**vars(even), "delay": [0.0] * len(even.delay)})
-            _same("constant prediction == FCFS", i, rehearse(FCFS(), even)[0], rehearse(make(), even)[0])
+            _same("constant prediction == FCFS", i, run(FCFS(), even)[0], run(make(), even)[0])
         if predicts:
-            log, _ = _law("conservation, refined", i, lambda c=case: _whole(make(), c, 3))  # type: ignore[misc]
-            single, _ = rehearse(make(), case, fast_forward=False, refine_every=3)
+            log, _ = _law("conservation, refined", i, lambda c=case: _whole(run, make(), c, 3))  # type: ignore[misc]
+            single, _ = run(make(), case, fast_forward=False, refine_every=3)
             _same("fast-forward == single step, refined", i, log, single)
         case = hostile(rng, reuse=True)
-        log, _ = _law("conservation with reuse", i, lambda c=case: _whole(make(), c))  # type: ignore[misc]
-        _same("fast-forward == single step with reuse", i, log, rehearse(make(), case, fast_forward=False)[0])
-        _law("non-anticipation with reuse", i, lambda c=case, g=log, r=rng: _blind(make, c, g, r))  # type: ignore[misc]
+        log, _ = _law("conservation with reuse", i, lambda c=case: _whole(run, make(), c))  # type: ignore[misc]
+        _same("fast-forward == single step with reuse", i, log, run(make(), case, fast_forward=False)[0])
+        _law("non-anticipation with reuse", i, lambda c=case, g=log, r=rng: _blind(run, make, c, g, r))  # type: ignore[misc]
 
 
 def _law(name: str, case: int, run: Callable[[], Any]) -> Any:
@@ -220,8 +229,10 @@ def _same(name: str, case: int, one: Log, two: Log) -> None:
     assert one == two, f"{name}: case {case}: {len(one.steps)} and {len(two.steps)} steps, or other ends"
 
 
-def _whole(policy: Policy, case: Hostile, refine_every: int = 0) -> tuple[Log, Scheduler]:
-    log, scheduler = rehearse(policy, case, refine_every=refine_every)
+def _whole(
+    run: Callable[..., tuple[Log, Scheduler]], policy: Policy, case: Hostile, refine_every: int = 0
+) -> tuple[Log, Scheduler]:
+    log, scheduler = run(policy, case, refine_every=refine_every)
     assert len(log.ended_at) == len(case.arrival), "not everybody ended"
     assert not scheduler.kv.in_use, "KV blocks are left over"
     for rid, (num, reason, _) in log.ended_at.items():
@@ -230,12 +241,14 @@ def _whole(policy: Policy, case: Hostile, refine_every: int = 0) -> tuple[Log, S
     return log, scheduler
 
 
-def _blind(make: Callable[[], Policy], case: Hostile, log: Log, rng: np.random.Generator) -> None:
+def _blind(
+    run: Callable[..., tuple[Log, Scheduler]], make: Callable[[], Policy], case: Hostile, log: Log, rng: np.random.Generator
+) -> None:
     """Lengthen one request: every single step that starts before its shorter finish must stay as it was."""
     rid = int(rng.integers(len(case.output_len)))
     longer = list(case.output_len)
     longer[rid] += int(rng.integers(1, 20))
-    other, _ = rehearse(make(), case, output_len=longer)
+    other, _ = run(make(), case, output_len=longer)
     num, reason, finish = log.ended_at[rid]
     until = finish if reason == "stop" and num < 60 else INF
     before = [s for s in log.steps if s[0] < until]

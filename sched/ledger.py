@@ -6,7 +6,7 @@ Each move keeps the queues, the KV accounting and the private slots of the reque
 from __future__ import annotations
 
 from .request import Phase, Request
-from .standing import DECODING, PAUSED, PENDING, PREFILLING, SWAPPED, WAITING, Standing
+from .standing import DECODING, PAUSED, PENDING, PREFILLING, SWAPPED, THRASH, WAITING, Standing
 
 
 class Ledger(Standing):
@@ -164,6 +164,7 @@ class Ledger(Standing):
     def _note_preemption(self, req: Request) -> None:
         self.num_preemptions += 1
         req._num_preemptions += 1
+        self.num_thrashed += req._num_preemptions == THRASH + 1
         if req._resumes is None:
             req._resumes = []
         req._resumes.append(self.now)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from .outlook import Outlook, Total
     from .plan import Outcome, Plan
     from .prediction import LengthDistribution
     from .request import Request
@@ -115,6 +116,11 @@ class View(Protocol):
     def num_running(self) -> int: ...
     @property
     def free_tokens(self) -> int: ...
+    @property
+    def pool_tokens(self) -> int:
+        """Tokens of KV that admission may fill: the pool less its watermark."""
+        ...
+
     def generated(self, req: Request) -> int:
         """Tokens emitted so far, in every phase."""
         ...
@@ -135,6 +141,10 @@ class View(Protocol):
         ...
 
     def client_running(self, client: str | None) -> int: ...
+    def outlook(self, total: Total, renews: bool = False) -> Outlook:
+        """KV that the running set will come to hold if each request ends as `total` says; to be made once and kept."""
+        ...
+
     def future_peak(self) -> float:
         """Greatest KV tokens the running set will hold if predictions are right (Past-Future, ASPLOS 2025, section 4)."""
         ...

@@ -26,11 +26,12 @@ class Running:
     so that all move together), `still` for the others. `turns` holds when a key stops moving as it does.
     """
 
-    __slots__ = ("_moving", "_policy", "_still", "_view", "context_tokens", "members", "step", "turns")
+    __slots__ = ("_moving", "_policy", "_still", "_view", "changes", "context_tokens", "members", "step", "turns")
 
     def __init__(self, policy: Policy, view: View) -> None:
         self.members: dict[Request, None] = {}
         self.step = 0  # decode steps taken
+        self.changes = 0  # of the set, so far
         self.context_tokens = 0  # tokens attended in the next decode step: sum of prompt + generated
         self._policy = policy
         self._view = view
@@ -48,6 +49,7 @@ class Running:
         req._decode_from = self.step
         self.context_tokens += req.prompt_len + req._generated
         self.members[req] = None
+        self.changes += 1
         self._store(req, req._generated)
         if len(self._moving) + len(self._still) > 3 * len(self.members) + 64:
             self._compact()
@@ -61,6 +63,7 @@ class Running:
         req._ticket += 1
         self.context_tokens -= req.prompt_len + req._generated
         del self.members[req]
+        self.changes += 1
 
     def advance(self, num_steps: int) -> None:
         self.step += num_steps

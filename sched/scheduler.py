@@ -5,6 +5,7 @@ It never sees a tensor, a GPU, a wall clock or a true output length. A plan cost
 
 from __future__ import annotations
 
+from .admission import Admission
 from .batching import Batching
 from .check import check
 from .door import refusal
@@ -16,6 +17,7 @@ from .prediction import LengthDistribution
 from .preemption import Preemption
 from .request import Phase, Request
 from .standing import DECODING, PAUSED, PENDING, SWAPPED, WAITING
+from .victims import VictimRule
 from .yielding import Yielding
 
 GIVES = frozenset({
@@ -28,14 +30,15 @@ class Scheduler(Ledger):
 
     max_num_seqs: rows that may prefill or decode at once. token_budget: tokens per step, decodes and chunks together.
     max_model_len: prompt + output tokens. clip: shorten max_new_tokens to max_model_len instead of rejecting.
-    refine_every: decode steps from one to the next whose rows are to be predicted anew (`Plan.probe_rows`); 0: none.
-    check: assert all counts at every step.
+    admission: what is reserved before a request may enter; None: who fits now enters. victim: whom a preemption hits; None: the
+    policy's last. refine_every: decode steps from one to the next whose rows are to be predicted anew (`Plan.probe_rows`); 0:
+    none. check: assert all counts at every step.
     """
 
     __slots__ = (
         "_custom_admit", "_custom_order", "_epoch", "_has_epoch", "_has_turned", "_needs_prediction", "_padding_context",
-        "_tells_steps", "_yielding", "batching", "checks", "clip", "max_model_len", "max_num_seqs", "num_padding",
-        "refine_every", "token_budget", "turned",
+        "_tells_steps", "_yielding", "admission", "batching", "checks", "clip", "max_model_len", "max_num_seqs", "needs",
+        "num_padding", "refine_every", "token_budget", "turned",
     )  # fmt: skip
 
     def __init__(
@@ -49,13 +52,16 @@ class Scheduler(Ledger):
         token_budget: int = 2048,
         max_model_len: int = 8192,
         clip: bool = False,
+        admission: Admission | None = None,
+        victim: VictimRule | None = None,
         refine_every: int = 0,
         check: bool = False,
     ) -> None:
         if not 1 <= max_num_seqs <= token_budget:
             raise ValueError(f"max_num_seqs {max_num_seqs} must be from 1 to token_budget {token_budget}")
-        if missing := sorted(policy.needs - GIVES):
-            raise ValueError(f"{type(policy).__name__} needs {missing}; this scheduler gives {sorted(GIVES)}")
+        for part in (policy, admission, victim):
+            if part is not None and (missing := sorted(part.needs - GIVES)):
+                raise ValueError(f"{type(part).__name__} needs {missing}; this scheduler gives {sorted(GIVES)}")
         if refine_every < 0:
             raise ValueError(f"refine_every={refine_every} decode steps: at least 1, or 0 for never")
         super().__init__(policy, kv, preemption.tiers)
@@ -69,7 +75,8 @@ class Scheduler(Ledger):
         self.checks = check
         self.num_padding = 0  # rows of a static batch that have finished, and their context
         self._padding_context = 0
-        self._yielding = Yielding(self, preemption)
+        self.admission = admission
+        self._yielding = Yielding(self, preemption, victim)
         self._epoch = policy.key_epoch(self)
         self.turned: tuple[Request, ...] = ()  # those whose key was stored anew at the last plan
         self._custom_order = overrides(policy, "order")
@@ -77,7 +84,8 @@ class Scheduler(Ledger):
         self._tells_steps = overrides(policy, "on_steps")
         self._has_epoch = overrides(policy, "key_epoch")
         self._has_turned = overrides(policy, "turned")
-        self._needs_prediction = "prediction" in policy.needs or "distribution" in policy.needs
+        self.needs = frozenset().union(*(part.needs for part in (policy, admission, victim) if part is not None))
+        self._needs_prediction = "prediction" in self.needs or "distribution" in self.needs
 
     # --- requests come ------------------------------------------------------------------------------------------------
 
@@ -177,6 +185,8 @@ class Scheduler(Ledger):
                 steps = min(steps, running.steps_to_turn())  # type: ignore[assignment]
             if kv.frees and len(self.waiting):  # room that comes free may be for somebody
                 steps = min(steps, kv.steps_to_free())
+            if self.admission is not None:
+                steps = min(steps, self.admission.steps(self))
             plan.repeat = max(int(min(kv.room(), steps)), 1)
         if kv.indexes or self.swapping.untold:
             self._bound(plan, evicted)
@@ -231,11 +241,15 @@ class Scheduler(Ledger):
                 break  # what is left of the budget is not enough for its prompt
             slot_victim = None
             if self.num_running >= self.max_num_seqs:
-                slot_victim = yielding.last_running() if policy.preemptive else None
-                if slot_victim is None or not policy.may_preempt(req, slot_victim, self):
+                slot_victim = yielding.slot_victim(req) if policy.preemptive else None
+                if slot_victim is None:
                     break
             victims = yielding.victims(req, slot_victim, passed)
-            if victims is None or (self._custom_admit and not policy.admit(req, self)):
+            if (
+                victims is None
+                or (self._custom_admit and not policy.admit(req, self))
+                or (self.admission is not None and not self._may_enter(req, victims))
+            ):
                 if len(passed) >= policy.backfill:
                     break
                 passed.append(req)
@@ -260,6 +274,11 @@ class Scheduler(Ledger):
         for req in passed:
             waiting.push(req, policy.key(req, self))
         return yielded
+
+    def _may_enter(self, req: Request, victims: list[tuple[Request, bool]]) -> bool:
+        assert self.admission is not None
+        leaving = [victim for victim, _ in victims if victim._phase != PAUSED]
+        return self.num_running == len(leaving) or self.admission.admits(req, self, leaving)
 
     def _chunk_len(self, req: Request, budget: int) -> int:
         """Tokens of `req` to prefill in this step."""
@@ -314,6 +333,8 @@ class Scheduler(Ledger):
             self.policy.on_steps(steps, self)
         for req, num_tokens, _ in outcome.finished:
             self.finish(req)
+            if self.admission is not None:
+                self.admission.on_finish(req, num_tokens)
             if req._generated != num_tokens:
                 raise AssertionError(f"request {req.rid}: executor says {num_tokens} tokens, booked {req._generated}")
             if self.batching.fixed_batch:

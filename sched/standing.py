@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from .kv import KVCache
+from .outlook import Outlook, Total
 from .policy import Policy
 from .request import Phase, Request
 from .running import Running
@@ -15,6 +16,8 @@ from .waiting import Waiting
 PENDING, WAITING, PREFILLING, DECODING, PAUSED, SWAPPED = (
     Phase.PENDING, Phase.WAITING, Phase.PREFILLING, Phase.DECODING, Phase.PAUSED, Phase.SWAPPED,
 )  # fmt: skip
+
+THRASH = 3  # preemptions of one request; more are called thrashing
 
 
 class Standing:
@@ -26,8 +29,8 @@ class Standing:
     """
 
     __slots__ = (  # slots: a dict of thirty attributes is slower to read
-        "cached_tokens", "counts", "given_back", "joins", "kv", "leaves", "now", "num_preemptions", "paused", "pending",
-        "policy", "prefilling", "recomputed_tokens", "running", "step_time", "swapping", "waiting",
+        "cached_tokens", "counts", "given_back", "joins", "kv", "leaves", "now", "num_preemptions", "num_thrashed", "paused",
+        "pending", "policy", "prefilling", "recomputed_tokens", "running", "step_time", "swapping", "waiting",
     )  # fmt: skip
 
     def __init__(self, policy: Policy, kv: KVCache, tiers: Mapping[str, int]) -> None:
@@ -43,6 +46,7 @@ class Standing:
         self.pending: dict[Request, None] = {}
         self.counts = dict.fromkeys(("injected", "finished", "rejected", "aborted", "failed"), 0)
         self.num_preemptions = 0
+        self.num_thrashed = 0  # requests preempted more than THRASH times
         self.recomputed_tokens = 0  # thrown away and not found again when the request came back
         self.cached_tokens = 0
         self.given_back = 0
@@ -77,6 +81,11 @@ class Standing:
     def free_tokens(self) -> int:
         return self.kv.free_tokens
 
+    @property
+    def pool_tokens(self) -> int:
+        kv = self.kv
+        return (kv.num_blocks - kv.watermark_blocks) * kv.block_size
+
     def generated(self, req: Request) -> int:
         since = req._decode_from
         return req._generated if since < 0 else req._generated + self.running.step - since
@@ -109,6 +118,9 @@ class Standing:
             held += tokens
             peak = max(peak, held + k * left)
         return peak
+
+    def outlook(self, total: Total, renews: bool = False) -> Outlook:
+        return Outlook(self, total, renews)
 
     # --- what a request holds -----------------------------------------------------------------------------------------
 

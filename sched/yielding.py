@@ -9,25 +9,28 @@ from .policy import overrides
 from .preemption import Preemption
 from .request import Phase, Request
 from .standing import Standing
+from .victims import VictimRule
 
 DECODING, PAUSED = Phase.DECODING, Phase.PAUSED
 
 
 class Yielding:
     """Victims by the policy's order: the last in order yields first, and only to a strictly lower key, but for paused
-    requests, which yield KV to any request before them in order."""
+    requests, which yield KV to any request before them in order. A `rule` chooses otherwise among those that may be hit."""
 
-    def __init__(self, ledger: Standing, preemption: Preemption) -> None:
+    def __init__(self, ledger: Standing, preemption: Preemption, rule: VictimRule | None = None) -> None:
         self._ledger = ledger
         self._keeps_kv = preemption.keeps_kv
+        self._rule = rule
         self._custom = overrides(ledger.policy, "victim")
+        self._by_key = not overrides(ledger.policy, "may_preempt")
 
     def last(self) -> Request:
         """Whose KV goes when the decoders cannot grow: the last paused request, else the last running one."""
         ledger = self._ledger
         if ledger.paused:
             return max(ledger.paused, key=ledger.rank)
-        victim = self.last_running()
+        victim = self.last_running() if self._rule is None else next(iter(self._by_rule(self._running())), None)
         if victim is None:
             raise AssertionError(f"KV is short and {type(ledger.policy).__name__} names nobody to yield")
         return victim
@@ -42,6 +45,18 @@ class Yielding:
             group = [*ledger.prefilling, last] if last is not None else list(ledger.prefilling)
             last = max(group, key=ledger.rank)
         return last
+
+    def slot_victim(self, req: Request) -> Request | None:
+        """Whose slot `req` may take."""
+        ledger = self._ledger
+        may_preempt = ledger.policy.may_preempt
+        if self._rule is None or self._by_key:  # when the last must not be hit, nobody may
+            last = self.last_running()
+            if last is None or not may_preempt(req, last, ledger):
+                return None
+            if self._rule is None:
+                return last
+        return next(iter(self._by_rule([r for r in self._running() if may_preempt(req, r, ledger)])), None)
 
     def victims(self, req: Request, slot_victim: Request | None, passed: list[Request]) -> list[tuple[Request, bool]] | None:
         """Who yields so that `req` can run, each with whether its KV stays; None if KV is short all the same.
@@ -111,12 +126,25 @@ class Yielding:
         yield from later
         if not ledger.policy.preemptive:
             return
+        if self._rule is not None:
+            group = [r for r in self._running() if r is not slot_victim and ledger.policy.may_preempt(req, r, ledger)]
+            yield from self._by_rule(group)
+            return
         for victim in self._running_last_first():
             if victim is slot_victim:
                 continue
             if not ledger.policy.may_preempt(req, victim, ledger):
                 return
             yield victim
+
+    def _running(self) -> list[Request]:
+        return [*self._ledger.running.members, *self._ledger.prefilling]
+
+    def _by_rule(self, group: list[Request]) -> list[Request]:
+        """Who yields first, first."""
+        assert self._rule is not None
+        cost, ledger = self._rule.cost, self._ledger
+        return sorted(sorted(group, key=ledger.rank, reverse=True), key=lambda r: cost(r, ledger))
 
     def _running_last_first(self) -> Iterator[Request]:
         ledger = self._ledger

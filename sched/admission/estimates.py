@@ -1,0 +1,78 @@
+"""Estimates: how long an answer will be, for whoever plans memory ahead."""
+
+from __future__ import annotations
+
+from bisect import bisect_right, insort
+from collections import deque
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from ..request import Request
+
+
+class Estimate(Protocol):
+    """needs: as a policy's. renews: whether who outlives an estimate gets another."""
+
+    needs: frozenset[str]
+    renews: bool
+
+    def total(self, req: Request, generated: int) -> float: ...
+    def on_finish(self, req: Request, generated: int) -> None: ...
+
+
+class Predicted:
+    """What the predictor said: the mean, or a quantile. Raises ValueError unless the quantile is None or within (0, 1)."""
+
+    renews = False
+
+    def __init__(self, quantile: float | None = None) -> None:
+        if quantile is not None and not 0.0 < quantile < 1.0:
+            raise ValueError(f"quantile {quantile} is not within (0, 1)")
+        self.needs = frozenset({"prediction" if quantile is None else "distribution"})
+        self._quantile = quantile
+
+    def total(self, req: Request, generated: int) -> float:
+        if req.prediction is None:
+            raise ValueError(f"request {req.rid} has no prediction; choose a predictor other than `none`")
+        return req.prediction.mean() if self._quantile is None else req.prediction.quantile(self._quantile)
+
+    def on_finish(self, req: Request, generated: int) -> None: ...
+
+
+class History:
+    """What has been seen: a draw from the lengths of the last `window` answers that are longer than this one is by now
+    (Past-Future, ASPLOS 2025, section 4); max_new_tokens while there is none.
+
+    Each request draws once where it stands in that distribution, by `seed` and its rid alone, so that asking again is no second
+    throw; what stands there moves with the history. Raises ValueError unless window is at least 1.
+    """
+
+    needs: frozenset[str] = frozenset()
+    renews = True
+
+    def __init__(self, window: int = 1000, seed: int = 0) -> None:
+        if window < 1:
+            raise ValueError(f"window={window} answers, the least is 1")
+        self._last: deque[int] = deque()
+        self._in_order: list[int] = []
+        self._window, self._seed = window, seed
+        self._share: dict[int, float] = {}  # rid -> its place in the distribution, within [0, 1)
+
+    def total(self, req: Request, generated: int) -> float:
+        first = bisect_right(self._in_order, generated)
+        longer = len(self._in_order) - first
+        if not longer:
+            return req.max_new_tokens
+        share = self._share.get(req.rid)
+        if share is None:
+            share = self._share[req.rid] = float(np.random.default_rng([self._seed, req.rid]).random())
+        return self._in_order[first + int(share * longer)]
+
+    def on_finish(self, req: Request, generated: int) -> None:
+        self._share.pop(req.rid, None)
+        self._last.append(generated)
+        insort(self._in_order, generated)
+        if len(self._last) > self._window:
+            del self._in_order[bisect_right(self._in_order, self._last.popleft()) - 1]

@@ -1,0 +1,84 @@
+"""JITServe: the most service gain per second of remaining work first (NSDI 2026; as Tempo, arXiv 2504.20068)."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from ..policy import INF
+from ..ports import View
+from ..request import Request
+from .objectives import Objectives
+from .refreshed import Refreshed
+
+
+class JITServe(Refreshed):
+    """Key: (-gain / remaining time, remaining time), preemptive, by the `quantile` of the predicted length; the authors' code.
+
+    The gain of a token of the answer is `decode_weight`, of one of the prompt 1 while it is not answered; what comes late
+    counts (objective / predicted latency) ** penalty of that. With ttft or tpot: of the prompt by ttft, of the tokens to come
+    by the deadline of the last; with e2e alone: of both by e2e. Seconds a token: the mean of the step times at the last ten
+    refreshes, `step_time` to begin with.
+    Departures: who outlives the quantile has one token to come (there, 1 microsecond); a step time is that of a step, not the
+    time between refreshes, which counts idle time; the gain of the last step, 8 at most, is not added; an arrival between
+    refreshes may preempt; requests of one program are not counted together.
+    """
+
+    needs = frozenset({"distribution", "slo", "step_time", "preempt"})
+    preemptive = True
+
+    def __init__(
+        self,
+        ttft: float | None = None,
+        tpot: float | None = None,
+        e2e: float | None = None,
+        quantile: float = 0.95,
+        decode_weight: float = 8.0,
+        penalty: float = 1.0,
+        every: int = 50,
+        step_time: float = 0.02,
+    ) -> None:
+        super().__init__(every)
+        if not (0.0 < quantile < 1.0 and decode_weight > 0 and penalty >= 0 and step_time > 0):
+            given = f"quantile {quantile}, decode_weight {decode_weight}, penalty {penalty}, step_time {step_time} s"
+            raise ValueError(f"{given}: wanted within (0, 1), > 0, >= 0 and > 0")
+        self._objectives = Objectives(ttft, tpot, e2e)
+        self._quantile, self._decode_weight, self._penalty = quantile, decode_weight, penalty
+        self._now = 0.0
+        self._times = deque([step_time], maxlen=10)
+        self._seconds = step_time
+        self._outs: dict[int, float] = {}  # rid -> predicted output tokens
+
+    def refresh(self, view: View) -> None:
+        self._now = view.now
+        if view.step_time > 0:
+            self._times.append(view.step_time)
+            self._seconds = sum(self._times) / len(self._times)
+
+    def worth(self, req: Request, view: View) -> tuple[float, float]:
+        out, generated, asked = self._out(req), view.generated(req), self._objectives
+        left = max(out - generated, 1.0)
+        remaining = left * self._seconds
+        served = max(self._now - req.arrival, 0.0)  # s since arrival
+        in_time = self._share(asked.end(req, out), served + remaining)
+        if asked.ttft(req) == asked.tpot(req) == INF:
+            gain = (req.prompt_len + self._decode_weight * out) * in_time
+        elif generated:
+            gain = self._decode_weight * left * in_time
+        else:
+            gain = req.prompt_len * self._share(asked.ttft(req), served + self._seconds) + self._decode_weight * out * in_time
+        return -gain / remaining, remaining
+
+    def on_finish(self, req: Request) -> None:
+        super().on_finish(req)
+        self._outs.pop(req.rid, None)
+
+    def _share(self, objective: float, latency: float) -> float:
+        return float(max(min(objective / latency, 1.0), 1e-6) ** self._penalty)
+
+    def _out(self, req: Request) -> float:
+        out = self._outs.get(req.rid)
+        if out is None:
+            if req.prediction is None:
+                raise ValueError(f"request {req.rid} has no prediction; choose a predictor other than `none`")
+            out = self._outs[req.rid] = max(req.prediction.quantile(self._quantile), 1.0)
+        return out

@@ -1,0 +1,56 @@
+"""SCORPIO's TTFT guard: least deadline first among those who can still be in time (Tang et al., arXiv 2505.23022)."""
+
+from __future__ import annotations
+
+from ..ports import View
+from ..request import Request
+from .objectives import Objectives
+from .refreshed import Refreshed
+
+
+class Scorpio(Refreshed):
+    """Key: (unattainable, arrival + ttft); non-preemptive; the authors' `ldf` with `delay`.
+
+    At each refresh those without a first token are gone through in order of deadline: who would be late by `margin` (s), were the
+    prompts before it and its own prefilled at `prefill_rate` (tokens/s), is put behind all others, for good, and counts no more
+    for those after it. Fit the rate to the hardware, as the authors do their line.
+    Departures: what the paper rejects is put last, as a policy drops nobody; the TPOT guard is left out, for its credits let some
+    rows of a batch rest for a step, and its virtual batch size wants a model of the step time.
+    """
+
+    needs = frozenset({"slo"})
+
+    def __init__(
+        self, ttft: float | None = None, prefill_rate: float = 10_000.0, margin: float = 0.005, every: int = 1
+    ) -> None:
+        super().__init__(every)
+        if not (prefill_rate > 0 and margin >= 0):
+            raise ValueError(f"prefill_rate {prefill_rate} tokens/s and margin {margin} s: wanted > 0 and >= 0")
+        self._objectives = Objectives(ttft, None, None)
+        self._rate, self._margin = prefill_rate, margin
+        self._hopeful: dict[Request, float] = {}  # without a first token, not given up -> deadline (s)
+        self._late: dict[int, None] = {}  # rids of those given up
+
+    def worth(self, req: Request, view: View) -> tuple[float, float]:
+        return float(req.rid in self._late), req.arrival + self._objectives.ttft(req)
+
+    def refresh(self, view: View) -> None:
+        end = view.now + self._margin
+        for req, deadline in sorted(self._hopeful.items(), key=lambda item: (item[1], item[0].arrival, item[0]._entry)):
+            if view.generated(req):
+                del self._hopeful[req]
+                continue
+            left = (req.prompt_len - view.computed(req)) / self._rate
+            if end + left > deadline:
+                del self._hopeful[req]
+                self._late[req.rid] = None
+            else:
+                end += left
+
+    def on_arrival(self, req: Request) -> None:
+        self._hopeful[req] = req.arrival + self._objectives.ttft(req)
+
+    def on_finish(self, req: Request) -> None:
+        super().on_finish(req)
+        self._hopeful.pop(req, None)
+        self._late.pop(req.rid, None)
