@@ -13,9 +13,9 @@ class AMin(MCSF):
     """MC-SF by the lower end of the predicted interval, which rises to what has been generated.
 
     When memory runs out after all, those with the smallest bound go first, each with the tokens it has by then for its new
-    bound; so whoever has come farthest is never hit, and ends. Where the interval is a point this is MC-SF to the letter. lower:
-    the quantile that stands for the lower end. Departures: the paper's evicted start from nothing, here the tokens stay and are
-    computed again; ties in the bound go by arrival, the last first.
+    bound; so whoever has come farthest is never hit, and ends. Where the interval is a point this is MC-SF to the letter.
+    lower: the quantile that stands for the lower end. Departures: the paper's evicted start from nothing, here the tokens stay
+    and are computed again; ties in the bound go by arrival, the last first.
     """
 
     needs = frozenset({"distribution", "future_peak", "victim"})

@@ -11,11 +11,11 @@ from .refreshed import Refreshed
 class Scorpio(Refreshed):
     """Key: (unattainable, arrival + ttft); non-preemptive; the authors' `ldf` with `delay`.
 
-    At each refresh those without a first token are gone through in order of deadline: who would be late by `margin` (s), were the
-    prompts before it and its own prefilled at `prefill_rate` (tokens/s), is put behind all others, for good, and counts no more
-    for those after it. Fit the rate to the hardware, as the authors do their line.
-    Departures: what the paper rejects is put last, as a policy drops nobody; the TPOT guard is left out, for its credits let some
-    rows of a batch rest for a step, and its virtual batch size wants a model of the step time.
+    At each refresh those without a first token are gone through in order of deadline: who would miss it, were the prompts
+    before it and its own prefilled at `prefill_rate` (tokens/s) and then `margin` (s) spent, is put behind all others, for
+    good, and counts no more for those after it. Fit the rate to the hardware, as the authors do their line.
+    Departures: what the paper rejects is put last, as a policy drops nobody; the TPOT guard is left out, for its credits let
+    some rows of a batch rest for a step, and its virtual batch size wants a model of the step time.
     """
 
     needs = frozenset({"slo"})
