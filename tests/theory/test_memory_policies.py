@@ -13,7 +13,7 @@ import pytest
 from lengthwise.sched import Event, EventKind, LengthDistribution, Preemption, Request, Scheduler, serve
 from lengthwise.sched.batching import Chunked
 from lengthwise.sched.kv import Paged
-from lengthwise.sched.policies import MCSF, SJF, AMin
+from lengthwise.sched.policies import FCFS, MCSF, SJF, AMin, Wait
 from lengthwise.sched.rehearsal import JumpingClock, Log, PlainExecutor, Script
 
 Job = tuple[int, int, int]  # arrival (s), prompt (tokens), output (tokens)
@@ -192,3 +192,25 @@ def test_a_min_is_better_than_the_upper_end_the_wider_the_interval():
             ratio.append(least / most)
         gaps.append(np.mean(ratio))
     assert gaps[1] < gaps[0] <= 1.05 and gaps[1] < 0.9
+
+
+# --- WAIT (arXiv 2504.11320) ----------------------------------------------------------------------------------------------
+
+
+def test_wait_lets_in_a_batchful_at_a_time():
+    """One comes every second and runs for ten: they start three by three, but for the first, which finds nobody there."""
+    jobs = [(t, 2, 10) for t in range(13)]
+    starts = run(Wait(3), jobs, 1000)[0]
+    assert starts == [0, 3, 3, 3, 6, 6, 6, 9, 9, 9, 12, 12, 12]
+    burst = run(Wait(3), [(0, 2, 10)] * 8, 1000)[0]
+    assert burst == [0, 0, 0, 1, 1, 1, 11, 11]  # three a step while three wait; the last two when nobody runs any more
+
+
+def test_wait_with_a_threshold_of_one_is_fcfs_one_a_step():
+    jobs = [(2 * t, 2, 5) for t in range(12)]
+    assert run(Wait(1), jobs, 1000)[:2] == run(FCFS(), jobs, 1000)[:2]
+
+
+def test_wait_refuses_a_threshold_of_nobody():
+    with pytest.raises(ValueError, match="threshold=0"):
+        Wait(0)
