@@ -241,8 +241,10 @@ class Scheduler(Ledger):
                 break  # what is left of the budget is not enough for its prompt
             slot_victim = None
             if self.num_running >= self.max_num_seqs:
-                slot_victim = yielding.slot_victim(req) if policy.preemptive else None
-                if slot_victim is None:
+                slot_victim = yielding.last_running() if policy.preemptive else None
+                if yielding.rule is not None and slot_victim is not None:
+                    slot_victim = yielding.slot_victim(req)
+                if slot_victim is None or not policy.may_preempt(req, slot_victim, self):
                     break
             victims = yielding.victims(req, slot_victim, passed)
             if (

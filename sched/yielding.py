@@ -21,7 +21,7 @@ class Yielding:
     def __init__(self, ledger: Standing, preemption: Preemption, rule: VictimRule | None = None) -> None:
         self._ledger = ledger
         self._keeps_kv = preemption.keeps_kv
-        self._rule = rule
+        self.rule = rule
         self._custom = overrides(ledger.policy, "victim")
         self._by_key = not overrides(ledger.policy, "may_preempt")
 
@@ -30,7 +30,7 @@ class Yielding:
         ledger = self._ledger
         if ledger.paused:
             return max(ledger.paused, key=ledger.rank)
-        victim = self.last_running() if self._rule is None else next(iter(self._by_rule(self._running())), None)
+        victim = self.last_running() if self.rule is None else next(iter(self._by_rule(self._running())), None)
         if victim is None:
             raise AssertionError(f"KV is short and {type(ledger.policy).__name__} names nobody to yield")
         return victim
@@ -47,15 +47,11 @@ class Yielding:
         return last
 
     def slot_victim(self, req: Request) -> Request | None:
-        """Whose slot `req` may take."""
+        """Whose slot `req` may take, where a rule says so."""
         ledger = self._ledger
         may_preempt = ledger.policy.may_preempt
-        if self._rule is None or self._by_key:  # when the last must not be hit, nobody may
-            last = self.last_running()
-            if last is None or not may_preempt(req, last, ledger):
-                return None
-            if self._rule is None:
-                return last
+        if self._by_key and (last := self.last_running()) is not None and not may_preempt(req, last, ledger):
+            return None  # when the last must not be hit, nobody may
         return next(iter(self._by_rule([r for r in self._running() if may_preempt(req, r, ledger)])), None)
 
     def victims(self, req: Request, slot_victim: Request | None, passed: list[Request]) -> list[tuple[Request, bool]] | None:
@@ -126,7 +122,7 @@ class Yielding:
         yield from later
         if not ledger.policy.preemptive:
             return
-        if self._rule is not None:
+        if self.rule is not None:
             group = [r for r in self._running() if r is not slot_victim and ledger.policy.may_preempt(req, r, ledger)]
             yield from self._by_rule(group)
             return
@@ -142,8 +138,8 @@ class Yielding:
 
     def _by_rule(self, group: list[Request]) -> list[Request]:
         """Who yields first, first."""
-        assert self._rule is not None
-        cost, ledger = self._rule.cost, self._ledger
+        assert self.rule is not None
+        cost, ledger = self.rule.cost, self._ledger
         return sorted(sorted(group, key=ledger.rank, reverse=True), key=lambda r: cost(r, ledger))
 
     def _running_last_first(self) -> Iterator[Request]:

@@ -18,8 +18,8 @@ class Andes(Refreshed):
     the square of the share missing of what is expected by the horizon; before the first token, not served, it is 1 or 0, as
     ttft is still ahead by then or not. Who runs counts `stay` times as much. Below `tight`, a share of the pool in use, all
     come in by arrival. token_time (s): of a token while served, a constant in the authors' code.
-    Departures: tokens for blocks; tokens in hand are told by the time now, not by that of the last token; nobody is kept
-    merely because all gains are negative; an arrival between refreshes may preempt.
+    Departures: tokens for blocks; what a prefix cache keeps counts as in use; tokens in hand are told by the time now, not by
+    that of the last token; nobody is kept merely because all gains are negative; an arrival between refreshes may preempt.
     """
 
     needs = frozenset({"slo", "preempt"})

@@ -46,7 +46,9 @@ class JITServe(Refreshed):
         self._now = 0.0
         self._times = deque([step_time], maxlen=10)
         self._seconds = step_time
-        self._outs: dict[int, float] = {}  # rid -> predicted output tokens
+        self._terms: dict[
+            int, tuple[float, float, float | None]
+        ] = {}  # rid -> predicted tokens, end (s), ttft (s; None: e2e alone)
 
     def refresh(self, view: View) -> None:
         self._now = view.now
@@ -55,30 +57,31 @@ class JITServe(Refreshed):
             self._seconds = sum(self._times) / len(self._times)
 
     def worth(self, req: Request, view: View) -> tuple[float, float]:
-        out, generated, asked = self._out(req), view.generated(req), self._objectives
+        out, end, ttft = self._terms.get(req.rid) or self._note(req)
+        generated = view.generated(req)
         left = max(out - generated, 1.0)
         remaining = left * self._seconds
         served = max(self._now - req.arrival, 0.0)  # s since arrival
-        in_time = self._share(asked.end(req, out), served + remaining)
-        if asked.ttft(req) == asked.tpot(req) == INF:
+        in_time = self._share(end, served + remaining)
+        if ttft is None:
             gain = (req.prompt_len + self._decode_weight * out) * in_time
         elif generated:
             gain = self._decode_weight * left * in_time
         else:
-            gain = req.prompt_len * self._share(asked.ttft(req), served + self._seconds) + self._decode_weight * out * in_time
+            gain = req.prompt_len * self._share(ttft, served + self._seconds) + self._decode_weight * out * in_time
         return -gain / remaining, remaining
 
     def on_finish(self, req: Request) -> None:
         super().on_finish(req)
-        self._outs.pop(req.rid, None)
+        self._terms.pop(req.rid, None)
 
     def _share(self, objective: float, latency: float) -> float:
         return float(max(min(objective / latency, 1.0), 1e-6) ** self._penalty)
 
-    def _out(self, req: Request) -> float:
-        out = self._outs.get(req.rid)
-        if out is None:
-            if req.prediction is None:
-                raise ValueError(f"request {req.rid} has no prediction; choose a predictor other than `none`")
-            out = self._outs[req.rid] = max(req.prediction.quantile(self._quantile), 1.0)
-        return out
+    def _note(self, req: Request) -> tuple[float, float, float | None]:
+        if req.prediction is None:
+            raise ValueError(f"request {req.rid} has no prediction; choose a predictor other than `none`")
+        out, asked = max(req.prediction.quantile(self._quantile), 1.0), self._objectives
+        ttft = None if asked.ttft(req) == asked.tpot(req) == INF else asked.ttft(req)
+        terms = self._terms[req.rid] = out, asked.end(req, out), ttft
+        return terms

@@ -8,12 +8,13 @@ from ..policy import FOREVER, INF, Key, Policy
 from ..ports import View
 from ..request import Request
 
-KEYS = 16  # keys computed a decode step, at most, on the mean: a long queue is refreshed less often
+SHORT = 64  # a queue up to this is refreshed as often as asked
+KEYS = 10  # beyond, keys computed a decode step, on the mean: a long queue is refreshed less often
 
 
 class Refreshed(Policy):
-    """Give `worth` instead of `key`. A refresh costs O(waiting), and comes every max(every, waiting / KEYS) decode steps: so a
-    decision costs the same however many wait. Raises ValueError unless every is at least 1."""
+    """Give `worth` instead of `key`. A refresh costs O(waiting), and comes every max(every, (waiting - SHORT) / KEYS) decode
+    steps: so a decision costs the same however many wait. Raises ValueError unless every is at least 1."""
 
     def __init__(self, every: int) -> None:
         if every < 1:
@@ -38,7 +39,7 @@ class Refreshed(Policy):
 
     def key_epoch(self, view: View) -> object:
         if view.step >= self._due:
-            self._due = view.step + max(self._every, view.num_waiting // KEYS)
+            self._due = view.step + max(self._every, (view.num_waiting - SHORT) // KEYS)
             self._epoch += 1
             self._frozen.clear()
             self.refresh(view)

@@ -122,11 +122,14 @@ def test_future_peak_stays_below_the_pool_and_admits_more_than_reservations():
 
 @pytest.mark.parametrize("seed", range(3))
 def test_the_outlook_is_the_future_step_by_step(seed):
-    """Against a count of every future step, in mid-run, with somebody to come and somebody to go."""
+    """Against a count of every future step, in mid-run, with somebody to come and somebody to go; asked at every step, or so
+    seldom that requests have left and come back in between."""
     rng = np.random.default_rng(seed)
     checked = [0]
 
     def watch(scheduler, plan, outcome):
+        if seed and kept and rng.random() < 0.9:
+            return
         outlook = kept.setdefault(0, scheduler.outlook(lambda r, g: r.prediction.mean()))
         waiting = [r for r in scheduler.waiting if r.prediction is not None]
         here = batch(scheduler)
@@ -145,7 +148,7 @@ def test_the_outlook_is_the_future_step_by_step(seed):
     asks = tuple(Ask(**{**vars(a), "abort_after": 0.4 if i % 7 == 3 else None}) for i, a in enumerate(crowd(40, seed).asks))
     case = Case(asks, "srpt", pool=200, block_size=1, max_num_seqs=6, cost="even", keeps_kv=bool(seed % 2))
     play(case, watch=watch)
-    assert checked[0] > 50
+    assert checked[0] > (5 if seed else 50)
 
 
 def test_blocks_are_counted_as_if_the_last_one_were_empty():

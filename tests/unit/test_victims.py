@@ -13,9 +13,10 @@ from omegaconf import OmegaConf
 
 import lengthwise
 from lengthwise.sched import LengthDistribution, Request, Scheduler
+from lengthwise.sched.admission import FuturePeak
 from lengthwise.sched.contract import check_policy, hostile, rehearse
 from lengthwise.sched.kv import Paged
-from lengthwise.sched.policies import FCFS, SRPT, Priority
+from lengthwise.sched.policies import EDF, FCFS, LLF, SRPT, AMin, Priority
 from lengthwise.sched.request import Phase
 from lengthwise.sched.victims import LeastComputed, LeastWaste, MostRemaining, VictimRule
 
@@ -43,6 +44,12 @@ def test_every_rule_has_a_node():
 @pytest.mark.parametrize("make", RULES.values(), ids=RULES)
 def test_any_policy_keeps_the_contract_with_it(make, policy):
     check_policy(policy, num_cases=5, scheduler=under(make))
+
+
+@pytest.mark.parametrize("make", [lambda: EDF(0.2, 1.0), lambda: LLF(0.2, 0.02), AMin], ids=["edf", "llf", "a_min"])
+def test_all_parts_together_keep_the_contract(make):
+    """Deadlines or bounds that move, a reservation that looks ahead, a rule that hits whom it likes."""
+    check_policy(make, num_cases=4, scheduler=lambda *a, **k: Scheduler(*a, admission=FuturePeak(), victim=LeastWaste(), **k))
 
 
 class Watched(Scheduler):
