@@ -9,29 +9,27 @@ from __future__ import annotations
 from ..policy import FOREVER, INF, Policy
 from ..ports import View
 from ..request import Request
-
-
-def predicted(req: Request) -> float:
-    """The prediction's score (lower = shorter). Raises ValueError when there is none."""
-    if req.prediction is None:
-        raise ValueError(f"request {req.rid} has no prediction; choose a predictor other than `none`")
-    return req.prediction.score
+from .size import By, predicted, score, size
 
 
 class SJF(Policy):
-    """Key: predicted total output tokens. Never preempts for a slot."""
+    """Key: predicted output tokens, `by` the score, the mean or the quantile at `level`. Never preempts for a slot."""
 
     needs = frozenset({"prediction"})
+    _size = staticmethod(score)
+
+    def __init__(self, by: By = "rank", level: float = 0.9) -> None:
+        self._size = size(by, level)  # type: ignore[assignment]
 
     def key(self, req: Request, view: View) -> float:
-        return predicted(req)
+        return self._size(predicted(req))
 
     def stable(self, view: View) -> tuple[int, float]:
         return FOREVER, INF
 
 
 class PSJF(SJF):
-    """Key: predicted total output tokens, preemptive: a shorter arrival takes the slot of a longer running request."""
+    """As SJF, preemptive: a shorter arrival takes the slot of a longer running request."""
 
     needs = frozenset({"prediction", "preempt"})
     preemptive = True

@@ -8,11 +8,13 @@ from typing import Literal
 from ..policy import FOREVER, INF, Policy
 from ..ports import View
 from ..request import Request
+from .size import By, predicted, size
 
 
 class SRPT(Policy):
     """Key: predicted tokens still to come, preemptive (Schrage 1968; SPRPT, Mitzenmacher, arXiv 1902.00732).
 
+    by: what stands for the total: the mean, the quantile at `level`, or the score (`rank`) where it counts tokens.
     overrun: what a request is taken for once it has outlived its prediction. `clip`: one token to come, for ever, as in
     SPRPT, so it is not preempted any more. `reestimate`: as much again as its distribution then expects, at least as many
     tokens as it has generated so far when the prediction was a point (doubling), so that a bad prediction loses its rank.
@@ -22,11 +24,12 @@ class SRPT(Policy):
     preemptive = True
     drift = -1.0
 
-    def __init__(self, overrun: Literal["clip", "reestimate"] = "clip") -> None:
+    def __init__(self, overrun: Literal["clip", "reestimate"] = "clip", by: By = "mean", level: float = 0.9) -> None:
         if overrun not in ("clip", "reestimate"):
             raise ValueError(f"overrun={overrun!r}: choose clip or reestimate")
         self.rekey_decides = overrun == "reestimate"
         self._reestimates = self.rekey_decides
+        self._size = size(by, level, tokens=True)
         self._totals: dict[int, float] = {}  # rid -> re-estimated total of requests that outlived their prediction
 
     def key(self, req: Request, view: View) -> float:
@@ -55,11 +58,7 @@ class SRPT(Policy):
 
     def _total(self, req: Request) -> float:
         total = self._totals.get(req.rid)
-        if total is not None:
-            return total
-        if req.prediction is None:
-            raise ValueError(f"request {req.rid} has no prediction; choose a predictor other than `none`")
-        return req.prediction.mean()
+        return self._size(predicted(req)) if total is None else total
 
     def _more(self, req: Request, generated: int) -> float:
         assert req.prediction is not None
