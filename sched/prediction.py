@@ -125,6 +125,12 @@ class LengthDistribution:
         share = (full_s[i - 1] - target) / (full_s[i - 1] - full_s[i])
         return float(full_e[i - 1] + share * (full_e[i] - full_e[i - 1]))
 
+    def excess(self, length: float) -> float:
+        """E[(L - length)+] in tokens: what of L lies beyond `length`."""
+        if self._point is not None:
+            return max(self._point - length, 0.0)
+        return float(_mean_above(self._need_survival(), length))
+
     def expected_remaining(self, generated: float) -> float:
         """E[L - g | L > g], at least 1 token; a point mass c gives max(c - g, 1)."""
         if self._point is not None:
@@ -167,6 +173,33 @@ class LengthDistribution:
         ranks = np.divide(work, done, out=np.full_like(work, np.inf), where=done > 0.0)
         whole = _mean_above(s, generated) / alive  # D = infinity
         return max(float(min(ranks.min(initial=np.inf), whole)), 1.0)
+
+    def gittins_ranks(self) -> list[float]:
+        """`gittins` at age 0 and at each of EDGES: shape (1 + len(EDGES),), for little more than one of them.
+
+        With A the work until an edge and S the survival there, a rank is the least (A_j - A_i) / (S_i - S_j) of all j after i:
+        a tangent from i to the hull of the points behind it, which one pass from the right keeps."""
+        survival = [1.0, *self._need_survival().tolist()]
+        edges = [0.0, *EDGES.tolist()]
+        work = [0.0]
+        for i in range(1, len(edges)):
+            work.append(work[-1] + (edges[i] - edges[i - 1]) * (survival[i - 1] + survival[i]) / 2.0)
+        hull = [(work[-1] + survival[-1] * TAIL_MEAN, 0.0)]  # (work, survival), the last one first; at infinity nobody is left
+        ranks: list[float] = []
+        for a, s, edge in zip(reversed(work), reversed(survival), reversed(edges), strict=True):
+            rank = _ratio(a, s, hull[-1])
+            while len(hull) > 1 and (other := _ratio(a, s, hull[-2])) <= rank:
+                rank = other
+                hull.pop()
+            hull.append((a, s))
+            ranks.append(max(rank, 1.0) if s > 1e-12 else self.expected_remaining(edge))
+        return ranks[::-1]
+
+
+def _ratio(work: float, survival: float, to: tuple[float, float]) -> float:
+    """Work from here to there, for each unit of survival that is lost."""
+    lost = survival - to[1]
+    return (to[0] - work) / lost if lost > 0.0 else float("inf")
 
 
 def _survival_at(survival: Array, length: float) -> float:
