@@ -227,7 +227,7 @@ class Scheduler(Ledger):
         Returns whether somebody yielded. Who lost KV in this plan is not let in again by it, nor anybody behind."""
         policy, waiting, yielding = self.policy, self.waiting, self._yielding
         fixed_batch = self.batching.fixed_batch
-        order = policy.order(list(waiting), self) if self._custom_order else None
+        order = policy.order(waiting, self) if self._custom_order else None
         passed: list[Request] = []  # those that do not fit and are passed over: out of `waiting` until this plan is made
         evicted: list[Request] = []
         yielded = False
@@ -268,7 +268,7 @@ class Scheduler(Ledger):
             if victims:
                 yielded = True
                 if order is not None:  # those who yielded stand in order again
-                    order = policy.order(list(waiting), self)
+                    order = policy.order(waiting, self)
             if req._phase == DECODING:
                 budget -= 1 if self.batching.mixes else 0
             elif budget > 0:

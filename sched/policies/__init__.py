@@ -27,7 +27,7 @@ from .wait import Wait
 from .work import WorkGuard
 
 __all__ = [
-    "EDF", "FCFS", "HRRN", "ISRTF", "LAS", "LLF", "LTR", "MCSF", "PSJF", "SJF", "SRPT", "TIE", "TRAIL", "AMin", "Aging", "Andes",
-    "DeadlineGuard", "Gittins", "IdleGuard", "JITServe", "OvertakingGuard", "Priority", "Scorpio", "SoftBoost", "Wait",
-    "WorkGuard",
+    "EDF", "FCFS", "HRRN", "ISRTF", "LAS", "LLF", "LTR", "MCSF", "PSJF", "SJF", "SRPT", "TIE", "TRAIL", "AMin", "Aging",
+    "Andes", "DeadlineGuard", "Gittins", "IdleGuard", "JITServe", "OvertakingGuard", "Priority", "Scorpio", "SoftBoost",
+    "Wait", "WorkGuard",
 ]  # fmt: skip
