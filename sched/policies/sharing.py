@@ -1,0 +1,253 @@
+"""Sharing: an engine among clients, by per-client queues and by what each client has been served.
+
+A policy hears of arrivals, steps and ends. Admissions it sees by looking again at the request it offered last, preemptions by
+being asked for the key of who ran and now waits: so a step costs O(clients), not O(batch).
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from heapq import heappop, heappush
+
+from ..policy import INF, Policy
+from ..ports import View
+from ..request import Phase, Request
+
+RUNS = (Phase.PREFILLING, Phase.DECODING)
+
+
+class Client:
+    """Somebody, or a class of requests, that shares the engine; weight: its share, > 0.
+
+    admissions, inputs, outputs: requests, prompt tokens and output tokens charged so far. They are whole numbers, so that k
+    steps at once are charged to the bit as k single ones. adjusted: what a policy adds to the cost of these. num_waiting:
+    requests off the batch. num_decoding: rows whose every token is charged.
+    """
+
+    __slots__ = (
+        "adjusted",
+        "admissions",
+        "inputs",
+        "name",
+        "num_decoding",
+        "num_waiting",
+        "outputs",
+        "queue",
+        "serial",
+        "weight",
+    )
+
+    def __init__(self, name: Hashable, weight: float, serial: int) -> None:
+        if not 0.0 < weight < INF:
+            raise ValueError(f"client {name!r} has the weight {weight}, it must be > 0 and finite")
+        self.name = name
+        self.weight = weight
+        self.serial = serial  # order of first arrival, the last tie-breaker
+        self.adjusted = 0.0
+        self.admissions = self.inputs = self.outputs = 0
+        self.num_waiting = self.num_decoding = 0
+        self.queue: list[tuple[float, int, Request]] = []
+
+    def first(self) -> Request:
+        """Its first waiting request by arrival. Who has ended since it came goes when it surfaces."""
+        queue = self.queue
+        while queue[0][2].phase > Phase.SWAPPED:
+            heappop(queue)
+        return queue[0][2]
+
+
+class Sharing(Policy):
+    """Offers the first request of the client that `pick` names, as long as it is let in; non-preemptive and work-conserving.
+
+    Within a client first come, first served; who has been preempted for KV keeps its place and is not charged again. Such a
+    victim is the latest to arrive of all, whosever it is. weights: by client; else the weight of its first request.
+    """
+
+    needs = frozenset({"client"})
+
+    def __init__(self, weights: Mapping[Hashable, float] | None = None) -> None:
+        self.weights = dict(weights or {})
+        self.clients: dict[Hashable, Client] = {}
+        self.backlogged: dict[Client, None] = {}  # with somebody who waits
+        self.last_left: Client | None = None  # whose queue was the last to become empty
+        self._served: dict[Client, None] = {}  # with rows whose every token is charged
+        self._offered: Request | None = None
+        self._gone: dict[Request, None] = {}  # preempted since the last step
+        self._new: dict[Request, None] = {}  # admitted, and not seen to decode yet
+        self._rows: dict[Request, None] = {}  # decoding, each token charged
+        self._ahead: dict[
+            Request, int
+        ] = {}  # decoding on tokens charged in advance: the decode step at which these are used up
+        self._due: list[tuple[int, int, Request]] = []  # a heap of these steps, stale ones among them
+        self._paid: dict[Request, int] = {}  # output tokens charged when it was last admitted
+        self._step = 0
+        self._view: View | None = None
+
+    # --- for the policy to say ----------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def pick(self) -> Client:
+        """Whose turn it is, of `backlogged`. Pure."""
+
+    @abstractmethod
+    def steps_to_turn(self, view: View) -> float:
+        """Decode steps for which `pick` keeps its answer while nobody comes, goes, or decodes anew. Early is right."""
+
+    def group(self, req: Request) -> Hashable:
+        """What `req` is counted under."""
+        return req.client
+
+    def ahead(self, req: Request) -> int:
+        """Output tokens of `req` that are charged when it is first admitted."""
+        return 0
+
+    def admitting(self, client: Client) -> None:
+        """A request of `client`, which `pick` names, is being admitted, and not charged yet."""
+
+    def joining(self, client: Client, arrives: bool) -> None:
+        """A request of `client` arrives, or has been preempted, and none of its others waits."""
+
+    def left(self, client: Client) -> None:
+        """Nobody of `client` waits any more."""
+
+    def ended(self, client: Client, num_tokens: int) -> None:
+        """A request of `client` that was admitted has ended with `num_tokens` generated tokens."""
+
+    # --- what the scheduler asks --------------------------------------------------------------------------------------
+
+    def key(self, req: Request, view: View) -> float:
+        if req.phase not in RUNS and (req in self._rows or req in self._new or req in self._ahead):
+            self._gone[req] = None
+        return req.arrival
+
+    def order(self, waiting: Iterable[Request], view: View) -> Iterator[Request]:
+        self._sync(view)
+        while self.backlogged:
+            req = self._offered = self.pick().first()
+            yield req
+            self._settle()
+            if self._offered is not None:  # it did not fit: nobody goes before it
+                return
+
+    def stable(self, view: View) -> tuple[int, float]:
+        self._settle()
+        if self._new:
+            return 1, INF
+        steps = self.steps_to_turn(view) if len(self.backlogged) > 1 else INF
+        if self._due:
+            steps = min(steps, self._due[0][0] - view.step)
+        return max(int(min(steps, 1 << 40)), 1), INF
+
+    def on_arrival(self, req: Request) -> None:
+        self._enqueue(self._client(req), req, arrives=True)
+
+    def on_steps(self, num_steps: int, view: View) -> None:
+        self._sync(view)
+
+    def on_finish(self, req: Request) -> None:
+        client = self._client(req)
+        paid = self._paid.pop(req, None)
+        if req in self._rows:
+            self._uncount(client, req)
+        elif req in self._ahead or req in self._new:
+            self._ahead.pop(req, None)
+            self._new.pop(req, None)
+        else:
+            self._dequeue(client)
+        if paid is not None and self._view is not None:
+            num_tokens = self._view.generated(req)
+            client.outputs -= max(paid - num_tokens, 0)
+            self.ended(client, num_tokens)
+
+    # --- the books ----------------------------------------------------------------------------------------------------
+
+    def _client(self, req: Request) -> Client:
+        name = self.group(req)
+        client = self.clients.get(name)
+        if client is None:
+            weight = self.weights.get(name, req.weight)
+            client = self.clients[name] = Client(name, weight, len(self.clients))
+        return client
+
+    def _enqueue(self, client: Client, req: Request, arrives: bool) -> None:
+        if not client.num_waiting:
+            self.joining(client, arrives)
+        heappush(client.queue, (req.arrival, req._entry, req))
+        client.num_waiting += 1
+        self.backlogged[client] = None
+
+    def _dequeue(self, client: Client) -> None:
+        client.num_waiting -= 1
+        if not client.num_waiting:
+            del self.backlogged[client]
+            self.last_left = client
+            self.left(client)
+
+    def _settle(self) -> None:
+        """Charge the request offered last, if it was let in."""
+        req = self._offered
+        if req is None or req.phase not in RUNS:
+            return
+        self._offered = None
+        client = self._client(req)
+        heappop(client.queue)
+        if req not in self._paid:
+            self.admitting(client)
+            client.admissions += 1
+            client.inputs += req.prompt_len
+            self._paid[req] = self.ahead(req)
+            client.outputs += self._paid[req]
+        self._new[req] = None
+        self._dequeue(client)
+
+    def _sync(self, view: View) -> None:
+        """Charge what has been generated since the last time."""
+        self._view = view
+        self._settle()
+        for req in self._gone:
+            self._take_back(req, view)
+        self._gone.clear()
+        steps, self._step = view.step - self._step, view.step
+        if steps:
+            for client in self._served:
+                client.outputs += steps * client.num_decoding
+        due = self._due
+        while due and (due[0][0] <= view.step or self._ahead.get(due[0][2]) != due[0][0]):
+            at, _, req = heappop(due)
+            if self._ahead.get(req) == at:
+                del self._ahead[req]
+                self._count(req, view.step - at)
+        for req in [r for r in self._new if r.phase == Phase.DECODING]:
+            del self._new[req]
+            more = view.generated(req) - self._paid[req]
+            if more >= 0:
+                self._count(req, more)
+            else:
+                self._ahead[req] = view.step - more
+                heappush(due, (view.step - more, req._entry, req))
+
+    def _count(self, req: Request, tokens: int) -> None:
+        """From here on each token of `req` is charged, and `tokens` at once."""
+        client = self._client(req)
+        client.outputs += tokens
+        client.num_decoding += 1
+        self._served[client] = None
+        self._rows[req] = None
+
+    def _uncount(self, client: Client, req: Request) -> None:
+        del self._rows[req]
+        client.num_decoding -= 1
+        if not client.num_decoding:
+            del self._served[client]
+
+    def _take_back(self, req: Request, view: View) -> None:
+        """It waits again."""
+        client = self._client(req)
+        if req in self._rows:
+            self._uncount(client, req)
+            self._paid[req] = view.generated(req)
+        else:
+            self._ahead.pop(req, None)
+            self._new.pop(req, None)
+        self._enqueue(client, req, arrives=False)
