@@ -1,0 +1,57 @@
+"""Highest response ratio next, with work for time: SGLang's `hrrn` (schedule_policy.py of 2026)."""
+
+from __future__ import annotations
+
+from ..ports import View
+from ..request import Phase, Request
+from .cache_aware import CacheAware
+
+
+class ResponseRatio(CacheAware):
+    """Rank: -(prompt tokens that the engine has prefilled since the request came) / (its prompt tokens that are not cached).
+
+    At a constant speed of prefill this is HRRN on the prefill, 1 + wait / time: a short prompt goes early, and a long one in
+    the end. Decoding is no work here, as released. Ties by arrival.
+    """
+
+    def __init__(self, max_waiting: int = 128, shared: int = 32, piece: int = 16) -> None:
+        super().__init__(max_waiting, shared, piece)
+        self._processed = 0  # tokens prefilled so far
+        self._came: dict[Request, int] = {}  # what that was when it came
+        self._prefilling: dict[Request, int | None] = {}  # tokens computed so far; None: as many as were cached
+
+    def rank(self, req: Request, view: View) -> float:
+        waited = self._processed - self._came.get(req, self._processed)
+        return -waited / max(req.prompt_len - view.cached_len(req), 1)
+
+    def key_epoch(self, view: View) -> object:
+        epoch = super().key_epoch(view)
+        return epoch if self._falls_back else (epoch, self._processed)
+
+    def admit(self, req: Request, view: View) -> bool:
+        if req.phase == Phase.WAITING:
+            self._prefilling[req] = None
+        elif view.computed(req) < req.prompt_len + view.generated(req) - 1:  # swapped out while it prefilled
+            self._prefilling[req] = view.computed(req)
+        return True
+
+    def on_arrival(self, req: Request) -> None:
+        super().on_arrival(req)
+        self._came[req] = self._processed
+
+    def on_steps(self, num_steps: int, view: View) -> None:
+        for req in list(self._prefilling):
+            if req.phase not in (Phase.PREFILLING, Phase.DECODING):
+                del self._prefilling[req]
+                continue
+            before, now = self._prefilling[req], view.computed(req)
+            self._processed += max(now - (view.cached_len(req) if before is None else before), 0)
+            if req.phase == Phase.PREFILLING:
+                self._prefilling[req] = now
+            else:
+                del self._prefilling[req]
+
+    def on_finish(self, req: Request) -> None:
+        super().on_finish(req)
+        self._came.pop(req, None)
+        self._prefilling.pop(req, None)
