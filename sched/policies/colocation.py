@@ -1,0 +1,107 @@
+"""Co-location: online and offline requests in one engine, the offline ones in what is left (ConServe; HyGen, NeurIPS 2025)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from ..policy import Policy
+from ..ports import View
+from ..request import Request
+
+
+class Colocation(Policy):
+    """Online requests in the order of one policy, then offline ones in that of another; an offline one yields its slot and KV
+    to any online one, and never takes either from it. In a class its own policy says whether and whom to preempt.
+
+    offline_from: who has this priority or a greater one is offline. backfill is the lesser of the two. What each policy asks of
+    the View (how many wait, say) is of both classes together.
+
+    Left out: ConServe's preemption within a step, between layers, and its copies of offline KV ahead of time; HyGen's budget of
+    offline tokens from predicted step times, for a prompt in progress keeps its share of `token_budget`.
+    """
+
+    preemptive = True
+
+    def __new__(cls, online: Policy, offline: Policy, offline_from: float = 1.0) -> Colocation:
+        by_key = all(_by_key(policy) for policy in (online, offline))
+        return super().__new__(cls if by_key or cls is not Colocation else ByHand)
+
+    def __init__(self, online: Policy, offline: Policy, offline_from: float = 1.0) -> None:
+        if offline_from != offline_from:
+            raise ValueError(f"offline_from={offline_from} is no priority")
+        self.online = online
+        self.offline = offline
+        self.offline_from = offline_from
+        self.needs = online.needs | offline.needs | {"preempt"}
+        self.backfill = min(online.backfill, offline.backfill)
+        self.rekey_decides = online.rekey_decides or offline.rekey_decides
+
+    def is_offline(self, req: Request) -> bool:
+        return req.priority >= self.offline_from
+
+    def _of(self, req: Request) -> Policy:
+        return self.offline if self.is_offline(req) else self.online
+
+    def key(self, req: Request, view: View) -> tuple[float, ...]:
+        key = self._of(req).key(req, view)
+        return (float(self.is_offline(req)), *(key if isinstance(key, tuple) else (key,)))
+
+    def key_epoch(self, view: View) -> object:
+        return self.online.key_epoch(view), self.offline.key_epoch(view)
+
+    def admit(self, req: Request, view: View) -> bool:
+        return self._of(req).admit(req, view)
+
+    def may_preempt(self, incoming: Request, victim: Request, view: View) -> bool:
+        policy = self._of(incoming)
+        if self.is_offline(victim) != self.is_offline(incoming):
+            return self.is_offline(victim)
+        return policy.preemptive and policy.may_preempt(incoming, victim, view)
+
+    def may_pass(self, req: Request, blocked: Request, view: View) -> bool:
+        return self.is_offline(req) != self.is_offline(blocked) or self._of(req).may_pass(req, blocked, view)
+
+    def rekey_at(self, req: Request, generated: int) -> float:
+        return self._of(req).rekey_at(req, generated)
+
+    def stable(self, view: View) -> tuple[int, float]:
+        (steps, until), (others, other_until) = self.online.stable(view), self.offline.stable(view)
+        return min(steps, others), min(until, other_until)
+
+    def on_arrival(self, req: Request) -> None:
+        self._of(req).on_arrival(req)
+
+    def on_steps(self, num_steps: int, view: View) -> None:
+        self.online.on_steps(num_steps, view)
+        self.offline.on_steps(num_steps, view)
+
+    def on_finish(self, req: Request) -> None:
+        self._of(req).on_finish(req)
+
+
+class ByHand(Colocation):
+    """The same for policies that order, or choose a victim, otherwise than by a key that stands still while a request runs. It
+    costs O(waiting) a plan, and O(batch) where a victim is looked for."""
+
+    def __init__(self, *args: Any, **how: Any) -> None:
+        super().__init__(*args, **how)
+        self.needs = self.needs | {"victim"}
+
+    def order(self, waiting: Iterable[Request], view: View) -> Iterator[Request]:
+        groups: tuple[list[Request], list[Request]] = [], []
+        for req in waiting:
+            groups[self.is_offline(req)].append(req)
+        for policy, group in zip((self.online, self.offline), groups, strict=True):
+            yield from policy.order(group, view)
+
+    def victim(self, running: Iterable[Request], view: View) -> Request | None:
+        rows = list(running)
+        offline = [r for r in rows if self.is_offline(r)]
+        return self.offline.victim(offline, view) if offline else self.online.victim(rows, view)
+
+
+def _by_key(policy: Policy) -> bool:
+    """Whether the stored key of who runs stays right: it does not drift, and nothing is chosen by hand."""
+    kind = type(policy)
+    return not policy.drift and kind.order is Policy.order and kind.victim is Policy.victim
