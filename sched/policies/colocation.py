@@ -24,8 +24,12 @@ class Colocation(Policy):
     preemptive = True
 
     def __new__(cls, online: Policy, offline: Policy, offline_from: float = 1.0) -> Colocation:
-        by_key = all(_by_key(policy) for policy in (online, offline))
-        return super().__new__(cls if by_key or cls is not Colocation else ByHand)
+        kinds = type(online), type(offline)
+        if any(kind.order is not Policy.order for kind in kinds):
+            cls = ByOrder
+        elif online.drift or offline.drift or any(kind.victim is not Policy.victim for kind in kinds):
+            cls = ByVictim
+        return super().__new__(cls)
 
     def __init__(self, online: Policy, offline: Policy, offline_from: float = 1.0) -> None:
         if offline_from != offline_from:
@@ -80,20 +84,12 @@ class Colocation(Policy):
         self._of(req).on_finish(req)
 
 
-class ByHand(Colocation):
-    """The same for policies that order, or choose a victim, otherwise than by a key that stands still while a request runs. It
-    costs O(waiting) a plan, and O(batch) where a victim is looked for."""
+class ByVictim(Colocation):
+    """The same for policies whose keys drift while a request runs, or that choose victims by hand: costs O(batch) each."""
 
     def __init__(self, *args: Any, **how: Any) -> None:
         super().__init__(*args, **how)
         self.needs = self.needs | {"victim"}
-
-    def order(self, waiting: Iterable[Request], view: View) -> Iterator[Request]:
-        groups: tuple[list[Request], list[Request]] = [], []
-        for req in waiting:
-            groups[self.is_offline(req)].append(req)
-        for policy, group in zip((self.online, self.offline), groups, strict=True):
-            yield from policy.order(group, view)
 
     def victim(self, running: Iterable[Request], view: View) -> Request | None:
         rows = list(running)
@@ -101,7 +97,10 @@ class ByHand(Colocation):
         return self.offline.victim(offline, view) if offline else self.online.victim(rows, view)
 
 
-def _by_key(policy: Policy) -> bool:
-    """Whether the stored key of who runs stays right: it does not drift, and nothing is chosen by hand."""
-    kind = type(policy)
-    return not policy.drift and kind.order is Policy.order and kind.victim is Policy.victim
+class ByOrder(ByVictim):
+    """The same for policies that order otherwise than by key."""
+
+    def order(self, waiting: Iterable[Request], view: View) -> Iterator[Request]:
+        both = list(waiting) if isinstance(waiting, Iterator) else waiting
+        yield from self.online.order((r for r in both if not self.is_offline(r)), view)
+        yield from self.offline.order((r for r in both if self.is_offline(r)), view)

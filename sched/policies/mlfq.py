@@ -62,6 +62,7 @@ class MLFQ(Policy):
         self._until: dict[Request, float] = {}  # when (s) its time has reached the quantum
         self._due: list[tuple[float, int, Request]] = []  # a heap of these, stale ones among them
         self._turn: dict[Request, int] = {}  # number of generated tokens at which its key is stored anew
+        self._view: View | None = None
         self._boundary = 0.0  # end of the last step (s)
         self._longest = 0.0  # step seen (s)
         self._num_steps = 0
@@ -93,6 +94,7 @@ class MLFQ(Policy):
         return self._epoch
 
     def admit(self, req: Request, view: View) -> bool:
+        self._view = view
         if req in self._gone:
             del self._gone[req]
             return True
@@ -105,9 +107,16 @@ class MLFQ(Policy):
         self._until[req] = until = zero + self._quantum(self.level(req))
         heappush(self._due, (until, req._entry, req))
 
+    def _demote(self, req: Request, now: float) -> None:
+        self._level[req] = self.level(req) + 1
+        self._start(req, now)
+
     def rekey_at(self, req: Request, generated: int) -> float:
-        """Not after it is demoted, unless steps take longer than any before; then `key_epoch` moves."""
-        left = self._until.get(req, self._boundary) - self._boundary
+        """Not after it is demoted, unless steps take longer than any before; then `key_epoch` moves. It may be demoted here."""
+        now = self._view.now if self._view is not None else 0.0
+        if self._until.get(req, INF) < now:
+            self._demote(req, now)
+        left = self._until.get(req, now) - now
         steps = max(int(left / self._longest), 1) if self._longest > 0.0 else 1
         self._turn[req] = generated + steps
         return generated + steps
@@ -132,8 +141,7 @@ class MLFQ(Policy):
         while due and due[0][0] < now:
             until, _, req = heappop(due)
             if self._until.get(req) == until:
-                self._level[req] = self.level(req) + 1
-                self._start(req, now)
+                self._demote(req, now)
                 if req.phase == Phase.DECODING and view.generated(req) < self._turn[req]:
                     self._epoch += 1
         rounds = self._num_steps // self.promote_every

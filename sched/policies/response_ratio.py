@@ -45,6 +45,7 @@ class ResponseRatio(CacheAware):
                 del self._prefilling[req]
                 continue
             before, now = self._prefilling[req], view.computed(req)
+            # of a prompt computed again, with its answer, `cached_len` leaves out what was found of the answer
             self._processed += max(now - (view.cached_len(req) if before is None else before), 0)
             if req.phase == Phase.PREFILLING:
                 self._prefilling[req] = now

@@ -76,9 +76,7 @@ class Sharing(Policy):
         self._gone: dict[Request, None] = {}  # preempted since the last step
         self._new: dict[Request, None] = {}  # admitted, and not seen to decode yet
         self._rows: dict[Request, None] = {}  # decoding, each token charged
-        self._ahead: dict[
-            Request, int
-        ] = {}  # decoding on tokens charged in advance: the decode step at which these are used up
+        self._ahead: dict[Request, int] = {}  # decoding on tokens paid ahead: the decode step at which these are used up
         self._due: list[tuple[int, int, Request]] = []  # a heap of these steps, stale ones among them
         self._paid: dict[Request, int] = {}  # output tokens charged when it was last admitted
         self._step = 0
@@ -148,6 +146,7 @@ class Sharing(Policy):
     def on_finish(self, req: Request) -> None:
         client = self._client(req)
         paid = self._paid.pop(req, None)
+        self._gone.pop(req, None)
         if req in self._rows:
             self._uncount(client, req)
         elif req in self._ahead or req in self._new:

@@ -14,7 +14,7 @@ from lengthwise.sched.batching import Chunked
 from lengthwise.sched.contract import check_policy, hostile, rehearse
 from lengthwise.sched.kv import Paged
 from lengthwise.sched.policies import FCFS, PSJF, SJF, SRPT
-from lengthwise.sched.policies.colocation import ByHand, Colocation
+from lengthwise.sched.policies.colocation import ByOrder, ByVictim, Colocation
 from lengthwise.sched.policies.dfs_weight import DFSWeight
 from lengthwise.sched.policies.drr import DRR
 from lengthwise.sched.policies.lcf import LCF
@@ -56,6 +56,7 @@ INNER = {
     "vtc_lpm": lambda: Colocation(VTC(), LPM(shared=4, piece=4)),
     "mlfq_drr": lambda: Colocation(MLFQ(0.006, promote_after=0.05, promote_every=7), DRR(30.0)),
     "fcfs_mlfq": lambda: Colocation(FCFS(), MLFQ(0.006)),
+    "nested": lambda: Colocation(Colocation(VTC(), SRPT(), 1.0), DRR(50.0), 2.0),
     "ratio_dfs": lambda: Colocation(ResponseRatio(max_waiting=5, piece=4), DFSWeight(4), offline_from=2.0),
 }
 
@@ -238,8 +239,14 @@ def test_wrr_admits_by_weight_in_each_round():
     asks = tuple(Ask(0.0, 4, 3, priority=float(rid // 12)) for rid in range(36))
     result = play(Case(asks, max_num_seqs=1, cost="tick"), policy=WRR(weights={0: 3, 1: 2, 2: 1}))
     classes = [rid // 12 for rid in first_scheduled(result)]
-    assert classes[:24] == [0, 0, 0, 1, 1, 2] * 4
-    assert classes[24:32] == [1, 1, 2] * 2 + [1, 2][:2] or sorted(classes[24:]) == [1] * 4 + [2] * 8
+    assert classes == [0, 0, 0, 1, 1, 2] * 4 + [1, 1, 2] * 2 + [2] * 6
+
+
+def test_wrr_of_a_weight_and_a_half_is_three_in_two_rounds():
+    clients = tuple("a" * 9 + "b" * 6)
+    case = Shared(tuple(Ask(0.0, 4, 3) for _ in clients), max_num_seqs=1, cost="tick", clients=clients)
+    result = play(case, policy=WRR("client", {"a": 1.5}))
+    assert "".join(clients[rid] for rid in first_scheduled(result)) == "aabab" * 3
 
 
 def test_wrr_of_equal_weights_is_round_robin_and_skips_who_has_nothing():
@@ -329,7 +336,7 @@ def test_mlfq_promotes_who_has_been_idle():  # S6
         after: play(case, policy=MLFQ(2.5 * TICK, 2.0, 0.0, 0.0, promote_after=after, promote_every=10)).finish[0]
         for after in (None, 20 * TICK)
     }
-    assert finish[None] == 40 * TICK + 399 * TICK or finish[None] > 400 * TICK
+    assert finish[None] > 400 * TICK
     assert finish[20 * TICK] < finish[None] - 40 * TICK
 
 
@@ -364,10 +371,10 @@ def test_lpm_serves_a_group_of_equal_prefixes_together():
 
 def test_lpm_falls_back_to_fcfs_when_many_wait():
     """More than 4: the first five by arrival, then by what is cached."""
-    groups = "abcabcabc"
-    assert served(groups, LPM(max_waiting=4)) == "abcab" + "bacc"[:0] + served(groups, LPM(max_waiting=4))[5:]
+    groups = "abcdefagb"
+    assert served(groups, LPM(max_waiting=4)) == "abcde" + "abfg"
     assert served(groups, LPM(max_waiting=0)) == groups
-    assert served(groups, LPM(max_waiting=9)) == "aaabbbccc"
+    assert served(groups, LPM(max_waiting=9)) == "aabbcdefg"
 
 
 def test_lpm_lets_one_warm_the_cache_for_others():
@@ -482,9 +489,9 @@ def test_online_requests_yield_kv_only_when_no_offline_one_holds_any():
 
 
 def test_colocation_takes_the_short_way_where_keys_allow():
-    assert type(Colocation(FCFS(), PSJF())) is Colocation
-    for pair in ((SRPT(), FCFS()), (FCFS(), VTC())):
-        assert type(Colocation(*pair)) is ByHand and "victim" in Colocation(*pair).needs
+    assert type(Colocation(FCFS(), PSJF())) is Colocation and "victim" not in Colocation(FCFS(), PSJF()).needs
+    assert type(Colocation(SRPT(), FCFS())) is ByVictim
+    assert type(Colocation(FCFS(), VTC())) is ByOrder
 
 
 def test_offline_yields_at_once():  # S7
