@@ -114,7 +114,7 @@ class MLFQ(Policy):
     def rekey_at(self, req: Request, generated: int) -> float:
         """Not after it is demoted, unless steps take longer than any before; then `key_epoch` moves. It may be demoted here."""
         now = self._view.now if self._view is not None else 0.0
-        if self._until.get(req, INF) < now:
+        if self._until.get(req, INF) < now and self._joined[req] < now:  # not who has just been let in: it has yet to run
             self._demote(req, now)
         left = self._until.get(req, now) - now
         steps = max(int(left / self._longest), 1) if self._longest > 0.0 else 1

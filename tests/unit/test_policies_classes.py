@@ -61,9 +61,20 @@ INNER = {
 }
 
 
-@pytest.mark.parametrize("make", [*OPTIONS.values(), *INNER.values()], ids=[*OPTIONS, *(f"colocation_{n}" for n in INNER)])
+ALL = pytest.mark.parametrize(
+    "make", [*OPTIONS.values(), *INNER.values()], ids=[*OPTIONS, *(f"colocation_{name}" for name in INNER)]
+)
+
+
+@ALL
 def test_options_keep_the_contract(make):
-    check_policy(make, num_cases=10, constant_is_fcfs=False)
+    check_policy(make, num_cases=4, constant_is_fcfs=False)
+
+
+@pytest.mark.slow
+@ALL
+def test_options_keep_the_contract_in_many_cases(make):
+    check_policy(make, seed=1, num_cases=60, constant_is_fcfs=False)
 
 
 def test_wrong_arguments_are_refused_with_the_value():
