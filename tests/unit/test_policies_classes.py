@@ -277,6 +277,49 @@ def test_drr_serves_a_quantum_at_a_time():
         assert "".join(clients[rid] for rid in first_scheduled(result)) == want
 
 
+def test_drr_takes_the_credit_of_who_has_nobody_waiting_and_leaves_the_debt():
+    policy = DRR(60.0)
+    scheduler = engine(policy)
+    scheduler.add(Request(0, 0.0, 10, client="a"))
+    step(scheduler, 1.0)
+    assert policy.credit(policy.clients["a"]) == -2.0  # not 60 - 10 - 2
+    scheduler.add(Request(1, 1.0, 100, client="a"))
+    scheduler.add(Request(2, 1.0, 10, client="b"))
+    step(scheduler, 2.0)
+    assert policy.credit(policy.clients["a"]) == -4.0
+    assert policy.pick().name == "a"  # it came first, and one quantum is enough for each
+
+
+@pytest.mark.parametrize("make", [VTC, LCF, lambda: VTCPredicted(window=None), lambda: DRR(30.0)])
+def test_sharing_says_exactly_for_how_long_a_pick_holds(make):
+    """While nobody comes, goes or decodes anew the pick stays for the steps that `stable` promises, and may change then."""
+    rng = np.random.default_rng(11)
+    clients = tuple(rng.choice(["a", "b", "c"], 60).tolist())
+    asks = tuple(Ask(0.0, int(p), int(n), 64, point(n / 2)) for p, n in rng.integers(2, 60, (60, 2)))
+    case = Shared(asks, max_num_seqs=4, cost="tick", clients=clients)
+    policy = make()
+    promise: list = [None, 0, None]  # pick, until step, what went on
+    kept, used_up = [], []
+
+    def watch(scheduler, plan, outcome):
+        if not policy.backlogged:
+            return
+        pick = policy.pick()
+        goes_on = scheduler.num_waiting, scheduler.counts["finished"], len(scheduler.prefilling), not plan.chunks
+        if goes_on == promise[2] and goes_on[-1]:
+            if scheduler.step < promise[1]:
+                kept.append(pick is promise[0])
+            elif scheduler.step == promise[1]:
+                used_up.append(pick is not promise[0])
+        steps, _ = policy.stable(scheduler)
+        if pick is not promise[0] or goes_on != promise[2] or scheduler.step >= promise[1]:
+            promise[:] = pick, scheduler.step + steps, goes_on
+
+    play(case, policy=policy, watch=watch, plain=True, fast_forward=False)
+    assert len(kept) > 20 and all(kept)
+    assert any(used_up)
+
+
 # --- skip-join MLFQ ----------------------------------------------------------------------------------------------------
 
 STEP = 1 / 1024  # s
