@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Hashable, Mapping
 
 from ..policy import INF
 from ..ports import View
-from .sharing import Client, Sharing
+from .sharing import Client, Sharing, exact
 
 
 class DRR(Sharing):
@@ -39,13 +38,16 @@ class DRR(Sharing):
         self._ring: list[Client] = []  # backlogged clients from the one whose turn it is
         self._open = False  # whether the first of them has been given its quantum of this turn
 
+    def prices(self, weight: float) -> tuple[float, float]:
+        return exact(self.input_price), exact(self.output_price)
+
     def cost(self, client: Client) -> float:
         """What `client` has had."""
-        return self.input_price * client.inputs + self.output_price * client.outputs
+        return client.served
 
-    def cost_of_step(self, client: Client) -> float:
-        """What `client` has in a decode step."""
-        return self.output_price * client.num_decoding
+    def grant(self, client: Client) -> float:
+        """What `client` is given at its turn."""
+        return max(exact(self.quantum * client.weight), 2.0**-20)
 
     def credit(self, client: Client) -> float:
         """What `client` may still have in its turn; negative: its debt. `Client.adjusted` is what it was given."""
@@ -61,7 +63,7 @@ class DRR(Sharing):
             if self.credit(ring[0]) > 0.0:
                 return ring, [0] * len(ring)
             ring = [*ring[1:], ring[0]]
-        rounds = [max(math.floor(-self.credit(c) / (self.quantum * c.weight)) + 1, 1) for c in ring]
+        rounds = [max(int(-self.credit(c) // self.grant(c)) + 1, 1) for c in ring]
         num = min(rounds)
         at = rounds.index(num)
         given = [num if place <= at else num - 1 for place in range(len(ring))]
@@ -71,15 +73,15 @@ class DRR(Sharing):
         """Debts only grow: the pick is another once its own credit, with what it is given, is used up."""
         ring, given = self._turn()
         first = ring[0]
-        cost = self.cost_of_step(first)
-        left = self.credit(first) + given[0] * self.quantum * first.weight
+        cost = first.served_a_step
+        left = self.credit(first) + given[0] * self.grant(first)
         return left // cost if cost > 0.0 else INF
 
     def admitting(self, client: Client) -> None:
         self._ring, given = self._turn()
         self._open = True
         for other, num in zip(self._ring, given, strict=True):
-            other.adjusted += num * self.quantum * other.weight
+            other.adjusted += num * self.grant(other)
 
     def left(self, client: Client) -> None:
         if self._ring[0] is client:

@@ -17,37 +17,43 @@ from ..request import Phase, Request
 RUNS = (Phase.PREFILLING, Phase.DECODING)
 
 
+def exact(price: float) -> float:
+    """`price` to the nearest multiple of 2^-20: sums below 2^33 are exact, and who is level with another stays so."""
+    return round(price * (1 << 20)) / (1 << 20)
+
+
 class Client:
     """Somebody, or a class of requests, that shares the engine; weight: its share, > 0.
 
     admissions, inputs, outputs: requests, prompt tokens and output tokens charged so far. They are whole numbers, so that k
-    steps at once are charged to the bit as k single ones. adjusted: what a policy adds to the cost of these. num_waiting:
-    requests off the batch. num_decoding: rows whose every token is charged.
+    steps at once are charged to the bit as k single ones. prices: of a prompt token and of an output token. adjusted: what a
+    policy adds. num_waiting: requests off the batch. num_decoding: rows whose every token is charged.
     """
 
     __slots__ = (
-        "adjusted",
-        "admissions",
-        "inputs",
-        "name",
-        "num_decoding",
-        "num_waiting",
-        "outputs",
-        "queue",
-        "serial",
+        "adjusted", "admissions", "inputs", "name", "num_decoding", "num_waiting", "outputs", "prices", "queue", "serial",
         "weight",
-    )
+    )  # fmt: skip
 
-    def __init__(self, name: Hashable, weight: float, serial: int) -> None:
-        if not 0.0 < weight < INF:
-            raise ValueError(f"client {name!r} has the weight {weight}, it must be > 0 and finite")
+    def __init__(self, name: Hashable, weight: float, serial: int, prices: tuple[float, float]) -> None:
         self.name = name
         self.weight = weight
+        self.prices = prices
         self.serial = serial  # order of first arrival, the last tie-breaker
         self.adjusted = 0.0
         self.admissions = self.inputs = self.outputs = 0
         self.num_waiting = self.num_decoding = 0
         self.queue: list[tuple[float, int, Request]] = []
+
+    @property
+    def served(self) -> float:
+        """What it has been served, at its prices."""
+        return self.prices[0] * self.inputs + self.prices[1] * self.outputs
+
+    @property
+    def served_a_step(self) -> float:
+        """What it is served in a decode step."""
+        return self.prices[1] * self.num_decoding
 
     def first(self) -> Request:
         """Its first waiting request by arrival. Who has ended since it came goes when it surfaces."""
@@ -91,6 +97,10 @@ class Sharing(Policy):
     @abstractmethod
     def steps_to_turn(self, view: View) -> float:
         """Decode steps for which `pick` keeps its answer while nobody comes, goes, or decodes anew. Early is right."""
+
+    def prices(self, weight: float) -> tuple[float, float]:
+        """Of a prompt token and of an output token of a client of this weight, each `exact`."""
+        return 0.0, 0.0
 
     def group(self, req: Request) -> Hashable:
         """What `req` is counted under."""
@@ -166,7 +176,9 @@ class Sharing(Policy):
         client = self.clients.get(name)
         if client is None:
             weight = self.weights.get(name, req.weight)
-            client = self.clients[name] = Client(name, weight, len(self.clients))
+            if not 0.0 < weight < INF:
+                raise ValueError(f"client {name!r} has the weight {weight}, it must be > 0 and finite")
+            client = self.clients[name] = Client(name, weight, len(self.clients), self.prices(weight))
         return client
 
     def _enqueue(self, client: Client, req: Request, arrives: bool) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Hashable, Mapping
 
 from ..policy import INF
 from ..ports import View
-from .sharing import Client, Sharing
+from .sharing import Client, Sharing, exact
 
 
 class VTC(Sharing):
@@ -29,26 +29,25 @@ class VTC(Sharing):
         self.input_price = input_price
         self.output_price = output_price
 
+    def prices(self, weight: float) -> tuple[float, float]:
+        return exact(self.input_price / weight), exact(self.output_price / weight)
+
     def counter(self, client: Client) -> float:
-        """What `client` has been served, with its lifts."""
-        served = self.input_price * client.inputs + self.output_price * client.outputs
-        return client.adjusted + served / client.weight
+        """What `client` has been served over its weight, with its lifts."""
+        return client.adjusted + client.served
 
     def pick(self) -> Client:
         return min(self.backlogged, key=lambda c: (self.counter(c), c.serial))
 
     def steps_to_turn(self, view: View) -> float:
         first = self.pick()
-        mine, rate = self.counter(first), self._rate(first)
+        mine, rate = self.counter(first), first.served_a_step
         steps = INF
         for other in self.backlogged:
-            faster = rate - self._rate(other)
+            faster = rate - other.served_a_step
             if faster > 0.0:
                 steps = min(steps, (self.counter(other) - mine) // faster)
         return steps
-
-    def _rate(self, client: Client) -> float:
-        return self.output_price * client.num_decoding / client.weight
 
     def joining(self, client: Client, arrives: bool) -> None:
         if not arrives:

@@ -20,7 +20,7 @@ class WRR(DRR):
     def __init__(self, by: Literal["priority", "client"] = "priority", weights: Mapping[Hashable, float] | None = None) -> None:
         if by not in ("priority", "client"):
             raise ValueError(f"by={by!r}: choose priority or client")
-        super().__init__(1.0, weights=weights)
+        super().__init__(1.0, 0.0, 0.0, weights)
         self.by = by
         self.needs = frozenset({"client"}) if by == "client" else frozenset()
 
@@ -29,6 +29,3 @@ class WRR(DRR):
 
     def cost(self, client: Client) -> float:
         return client.admissions
-
-    def cost_of_step(self, client: Client) -> float:
-        return 0.0

@@ -34,6 +34,7 @@ point = LengthDistribution.point
 OPTIONS = {
     "vtc_weighted": lambda: VTC(weights={"client 1": 3.0, "client 2": 0.7}),
     "vtc_prices": lambda: VTC(0.3, 1.7),
+    "drr_prices": lambda: DRR(33.3, 0.3, 1.7, {"client 1": 0.7}),
     "vtc_predicted": lambda: VTCPredicted(window=None),
     "vtc_predicted_history": lambda: VTCPredicted(window=2, weights={"client 0": 2.5}),
     "lcf": LCF,
