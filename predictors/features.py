@@ -142,20 +142,27 @@ def hand_features(prompts: Sequence[str], prompt_len: ArrayLike) -> Floats:
 
 
 def refuse_label_columns(columns: Floats, names: Sequence[str], labels: ArrayLike, limit: float = 0.98) -> None:
-    """Raise ValueError if a column of (N, F) is equal to the labels (N,) or orders the rows as they do.
+    """Raise ValueError if a column of (N, F) is equal to the labels (N,) or orders the rows as they do, where it is known (not
+    NaN).
 
     limit: the largest |Spearman correlation| that passes; no honest feature of a prompt comes near it. Fewer than 20 rows, or
     constant labels, cannot tell and pass.
     """
     y = np.asarray(labels, dtype=np.float64)
-    if len(y) < 20 or np.ptp(y) == 0:
-        return
     from scipy.stats import rankdata
 
-    rank = rankdata(y)
     for name, column in zip(names, columns.T, strict=True):
-        if np.ptp(column) == 0:
+        known = ~np.isnan(column)
+        x, labelled = column[known], y[known]
+        if len(x) < 20 or np.ptp(x) == 0 or np.ptp(labelled) == 0:
             continue
-        rho = float(np.corrcoef(rankdata(column), rank)[0, 1])
+        rho = float(np.corrcoef(rankdata(x), rankdata(labelled))[0, 1])
         if abs(rho) > limit:
             raise ValueError(f"feature {name!r} follows the label (Spearman {rho:.4f}, limit {limit}): it leaks the answer")
+
+
+def refuse_other_features(found: Sequence[str], wanted: Sequence[str]) -> None:
+    """Raise ValueError, naming them, when an artefact's columns are not those of this version, in their order."""
+    if tuple(found) != tuple(wanted):
+        odd = sorted(set(found) ^ set(wanted)) or ["their order"]
+        raise ValueError(f"the artefact's features are not this version's: {', '.join(odd)}")

@@ -1,4 +1,4 @@
-"""GBDT: boosted trees on hand features and one column that a TF-IDF ridge predicts, with calibrated residual quantiles.
+"""GBDT: boosted trees on hand features, the conversation so far, and one column that a TF-IDF ridge predicts.
 
 Trees over 20,000 sparse columns take minutes and gain nothing here: the linear part goes to the ridge, whose out-of-fold
 prediction is one dense column (stacking; Wolpert, Neural Networks 1992), and the trees see a few dozen columns.
@@ -9,23 +9,31 @@ from __future__ import annotations
 import numpy as np
 
 from .boosting import Booster
-from .calibration import Residuals, lift_censored, out_of_fold_columns, soft_log, soft_offset
-from .features import FEATURES, hand_features, refuse_label_columns
+from .calibration import lift_censored, out_of_fold_columns, soft_log, soft_offset
+from .context import CONTEXT, context_features
+from .features import FEATURES, hand_features, refuse_label_columns, refuse_other_features
 from .latency import LatencyModel
 from .predictions import Predictions
 from .predictor import Floats, LengthPredictor, State, TrainingRows
 from .prompts import Prompts
 from .ridge import ridge_out_of_fold, solve_ridge
+from .spread import Spread
 from .tfidf import Tfidf
 
-_FLOOR = 0.05  # least scale of a residual, in soft-log tokens
+COLUMNS: tuple[str, ...] = (*FEATURES, *CONTEXT)
+
+
+def dense_columns(prompts: Prompts) -> Floats:
+    """(N, len(COLUMNS)): hand features of the texts, and the conversation so far."""
+    return np.column_stack([hand_features(prompts.texts or (), prompts.prompt_len), context_features(prompts)])
 
 
 class GBDT(LengthPredictor):
-    """LightGBM on hand features + a TF-IDF ridge column: one head for the soft-log length, one for its residual's size.
+    """LightGBM on hand and context features and a TF-IDF ridge column: one head for the soft-log length, one for its residual's
+    size.
 
     The distribution of a row is its location plus the calibrated residuals times its scale. Censored rows are lower bounds
-    (calibration.py). One thread, deterministic.
+    (calibration.py). One thread, deterministic. Rows without conversations leave the context missing.
     """
 
     name = "gbdt"
@@ -51,57 +59,47 @@ class GBDT(LengthPredictor):
         self._weights: Floats = np.zeros(0)
         self._intercept = 0.0
         self._location: Booster | None = None
-        self._scale: Booster | None = None
-        self._residuals: Residuals | None = None
+        self._spread: Spread | None = None
 
     @property
     def fitted(self) -> bool:
-        return self._residuals is not None
+        return self._spread is not None
 
     def learn(self, rows: TrainingRows) -> None:
         texts = rows.prompts.texts or ()
         fold, offset, cut = rows.folds(self.num_folds), soft_offset(rows.lengths), rows.censored
-        hand, terms = hand_features(texts, rows.prompts.prompt_len), self._tfidf.fit(texts)
+        columns, terms = dense_columns(rows.prompts), self._tfidf.fit(texts)
         observed = soft_log(rows.lengths, offset)
-        refuse_label_columns(hand, FEATURES, observed)
+        refuse_label_columns(columns, COLUMNS, observed)
         y = lift_censored(ridge_out_of_fold(terms, observed, fold, self.strength), observed, cut)
-        x = np.column_stack([hand, ridge_out_of_fold(terms, y, fold, self.strength)])
+        x = np.column_stack([columns, ridge_out_of_fold(terms, y, fold, self.strength)])
         self._weights, self._intercept = solve_ridge(terms, y, self.strength)
 
         location = out_of_fold_columns(fold, lambda train, test: self._head().fit(x[train], y[train]).predict(x[test]))
-        size = np.abs(y - location)
-        scale = out_of_fold_columns(fold, lambda train, test: self._size().fit(x[train], size[train]).predict(x[test]))
         self._location = self._head().fit(x, y)
-        self._scale = self._size().fit(x, size)
-        self._residuals = Residuals.fit(location, observed, cut, offset, np.maximum(scale, _FLOOR))
+        num_rounds = max(self.num_rounds // 2, 1)
+        self._spread = Spread.learned(x, location, y, observed, cut, fold, offset, num_rounds, self.learning_rate)
 
     def _head(self) -> Booster:
         return Booster(self.num_rounds, self.num_leaves, self.learning_rate)
 
-    def _size(self) -> Booster:
-        return Booster(max(self.num_rounds // 2, 1), 8, self.learning_rate)
-
     def predict_columns(self, prompts: Prompts) -> Predictions:
         self._need_fitted(prompts)
-        assert self._location is not None and self._scale is not None and self._residuals is not None
-        texts = prompts.texts or ()
-        linear = self._tfidf.transform(texts) @ self._weights + self._intercept
-        x = np.column_stack([hand_features(texts, prompts.prompt_len), linear])
-        scale = np.maximum(self._scale.predict(x), _FLOOR)
-        return Predictions.from_survivals(self._residuals.survival(self._location.predict(x), scale))
+        assert self._location is not None and self._spread is not None
+        linear = self._tfidf.transform(prompts.texts or ()) @ self._weights + self._intercept
+        x = np.column_stack([dense_columns(prompts), linear])
+        return Predictions.from_survivals(self._spread.survival(x, self._location.predict(x)))
 
     def state(self) -> State:
         self._need_fitted()
-        assert self._location is not None and self._scale is not None and self._residuals is not None
-        arrays = {"weights": self._weights, "idf": self._tfidf.idf, **self._residuals.arrays()}
-        texts = {"vocabulary": self._tfidf.vocabulary_text, "location": self._location.text, "scale": self._scale.text}
-        return State({"intercept": self._intercept}, arrays, texts, FEATURES)
+        assert self._location is not None and self._spread is not None
+        arrays = {"weights": self._weights, "idf": self._tfidf.idf, **self._spread.arrays()}
+        texts = {"vocabulary": self._tfidf.vocabulary_text, "location": self._location.text, "scale": self._spread.text}
+        return State({"intercept": self._intercept}, arrays, texts, COLUMNS)
 
     def restore(self, state: State) -> None:
-        if tuple(state.features) != FEATURES:
-            odd = sorted(set(state.features) ^ set(FEATURES)) or ["their order"]
-            raise ValueError(f"the artefact's features are not this version's: {', '.join(odd)}")
+        refuse_other_features(state.features, COLUMNS)
         self._tfidf = Tfidf.from_text(state.texts["vocabulary"], state.arrays["idf"])
         self._weights, self._intercept = state.arrays["weights"], float(state.values["intercept"])
-        self._location, self._scale = Booster.from_text(state.texts["location"]), Booster.from_text(state.texts["scale"])
-        self._residuals = Residuals.from_arrays(state.arrays)
+        self._location = Booster.from_text(state.texts["location"])
+        self._spread = Spread.restored(state.arrays, state.texts["scale"])
