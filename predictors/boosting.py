@@ -13,14 +13,25 @@ Floats = NDArray[np.float64]
 class Booster:
     """Gradient-boosted trees for one target. num_rounds trees (for each class) of at most num_leaves leaves.
 
-    settings: further parameters of LightGBM, such as `num_class` of objective="multiclass".
+    share: of the rows and the columns, what a tree sees. settings: further parameters of LightGBM, such as `num_class` of
+    objective="multiclass".
     """
 
     def __init__(
-        self, num_rounds: int, num_leaves: int, learning_rate: float, objective: str = "regression", **settings: float
+        self,
+        num_rounds: int,
+        num_leaves: int,
+        learning_rate: float,
+        objective: str = "regression",
+        share: float = 1.0,
+        **settings: float,
     ) -> None:
         if num_rounds < 1 or num_leaves < 2 or not 0.0 < learning_rate <= 1.0:
             raise ValueError(f"num_rounds={num_rounds}, num_leaves={num_leaves}, learning_rate={learning_rate}: not usable")
+        if not 0.0 < share <= 1.0:
+            raise ValueError(f"share={share} of rows and columns: above 0, at most 1")
+        if share < 1.0:
+            settings = {"feature_fraction": share, "bagging_fraction": share, "bagging_freq": 1, **settings}
         self._settings: dict[str, Any] = {
             "objective": objective, "num_leaves": num_leaves, "learning_rate": learning_rate, "min_data_in_leaf": 20,
             "num_threads": 1, "deterministic": True, "force_row_wise": True, "seed": 0, "verbose": -1, **settings,

@@ -33,7 +33,9 @@ class GBDT(LengthPredictor):
     size.
 
     The distribution of a row is its location plus the calibrated residuals times its scale. Censored rows are lower bounds
-    (calibration.py). One thread, deterministic. Rows without conversations leave the context missing.
+    (calibration.py). One thread, deterministic. Rows without conversations leave the context missing. places: terms at the
+    start and the end of a prompt count apart (tfidf.py). share: of the rows and of the columns, what each tree sees; a tree of
+    half of them follows less of the noise (stochastic gradient boosting; Friedman 2002).
     """
 
     name = "gbdt"
@@ -47,15 +49,17 @@ class GBDT(LengthPredictor):
         num_terms: int = 20_000,
         strength: float = 3.0,
         num_folds: int = 5,
+        places: bool = False,
+        share: float = 1.0,
         latency: LatencyModel | None = None,
     ) -> None:
         if not 0.0 < strength < float("inf") or num_folds < 2:
             raise ValueError(f"strength={strength} must be finite and positive, num_folds={num_folds} at least 2")
-        Booster(num_rounds, num_leaves, learning_rate)  # refuses bad values here, not after minutes
-        self.num_rounds, self.num_leaves, self.learning_rate = num_rounds, num_leaves, learning_rate
-        self.num_terms, self.strength, self.num_folds = num_terms, strength, num_folds
+        self.num_rounds, self.num_leaves, self.learning_rate, self.share = num_rounds, num_leaves, learning_rate, share
+        self.num_terms, self.strength, self.num_folds, self.places = num_terms, strength, num_folds, places
         self.latency = latency
-        self._tfidf = Tfidf(num_terms)
+        self._head()  # refuses bad values here, not after minutes
+        self._tfidf = Tfidf(num_terms, places)
         self._weights: Floats = np.zeros(0)
         self._intercept = 0.0
         self._location: Booster | None = None
@@ -81,7 +85,7 @@ class GBDT(LengthPredictor):
         self._spread = Spread.learned(x, location, y, observed, cut, fold, offset, num_rounds, self.learning_rate)
 
     def _head(self) -> Booster:
-        return Booster(self.num_rounds, self.num_leaves, self.learning_rate)
+        return Booster(self.num_rounds, self.num_leaves, self.learning_rate, share=self.share)
 
     def predict_columns(self, prompts: Prompts) -> Predictions:
         self._need_fitted(prompts)
@@ -99,7 +103,7 @@ class GBDT(LengthPredictor):
 
     def restore(self, state: State) -> None:
         refuse_other_features(state.features, COLUMNS)
-        self._tfidf = Tfidf.from_text(state.texts["vocabulary"], state.arrays["idf"])
+        self._tfidf = Tfidf.from_text(state.texts["vocabulary"], state.arrays["idf"], self.places)
         self._weights, self._intercept = state.arrays["weights"], float(state.values["intercept"])
         self._location = Booster.from_text(state.texts["location"])
         self._spread = Spread.restored(state.arrays, state.texts["scale"])

@@ -135,7 +135,7 @@ class Lexical(LengthPredictor):
         out = np.zeros((len(prompts), EDGES.size))
         for k in range(len(CLASSES)):  # not a product: rows must not depend on their batch
             out += share[:, k : k + 1] * self._survivals[k]
-        return Predictions.from_survivals(out)
+        return Predictions.from_survivals(np.minimum(out, 1.0))  # shares add up to 1 but for the last bit
 
     def state(self) -> State:
         self._need_fitted()

@@ -26,19 +26,29 @@ def terms(prompt: str) -> list[str]:
     return words + [f"{a} {b}" for a, b in pairwise(words)]
 
 
-class Tfidf:
-    """Term weights learned from training prompts. num_terms: the most frequent terms kept, each in 2 prompts or more."""
+def placed_terms(prompt: str) -> list[str]:
+    """`terms`, and with their place those that begin or end a prompt, where it says what it wants: each of the first three
+    words, the first two, three and four together, the first twelve as being near the start, and the last three."""
+    words = _TOKEN.findall(ends_of(prompt).lower())
+    starts = ["^ " + " ".join(words[:n]) for n in (2, 3, 4) if n <= len(words)]
+    near = [f"/{word}" for word in words[:12]]
+    return [*terms(prompt), *(f"^{word}" for word in words[:3]), *starts, *near, *(f"{word}$" for word in words[-3:])]
 
-    def __init__(self, num_terms: int = 20_000) -> None:
+
+class Tfidf:
+    """Term weights learned from training prompts. num_terms: the most frequent terms kept, each in 2 prompts or more. places:
+    of `placed_terms` instead of `terms`."""
+
+    def __init__(self, num_terms: int = 20_000, places: bool = False) -> None:
         if num_terms < 1:
             raise ValueError(f"num_terms={num_terms}: at least 1")
-        self.num_terms = num_terms
+        self.num_terms, self._terms = num_terms, placed_terms if places else terms
         self.vocabulary: dict[str, int] = {}
         self.idf: NDArray[np.float64] = np.zeros(0)
 
     def fit(self, prompts: Sequence[str]) -> Any:
         """Learn the vocabulary from (N,) prompts; returns their rows as `transform` would, a scipy CSR matrix (N, terms)."""
-        counted = [Counter(terms(p)) for p in prompts]
+        counted = [Counter(self._terms(p)) for p in prompts]
         df: Counter[str] = Counter()
         for row in counted:
             df.update(row.keys())
@@ -49,7 +59,7 @@ class Tfidf:
 
     def transform(self, prompts: Sequence[str]) -> Any:
         """(N,) prompts -> scipy CSR matrix (N, terms)."""
-        return self._rows((Counter(terms(p)) for p in prompts), len(prompts))
+        return self._rows((Counter(self._terms(p)) for p in prompts), len(prompts))
 
     @property
     def vocabulary_text(self) -> str:
@@ -57,12 +67,12 @@ class Tfidf:
         return "\n".join(self.vocabulary)
 
     @classmethod
-    def from_text(cls, text: str, idf: NDArray[np.float64]) -> Tfidf:
+    def from_text(cls, text: str, idf: NDArray[np.float64], places: bool = False) -> Tfidf:
         """The inverse of `vocabulary_text` with its weights. Raises ValueError when their numbers differ."""
         kept = text.split("\n") if text else []
         if len(kept) != len(idf):
             raise ValueError(f"{len(kept)} terms and {len(idf)} weights")
-        out = cls(max(len(kept), 1))
+        out = cls(max(len(kept), 1), places)
         out.vocabulary = {t: i for i, t in enumerate(kept)}
         out.idf = idf
         return out

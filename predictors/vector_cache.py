@@ -46,6 +46,7 @@ class VectorCache:
         try:
             self.file.parent.mkdir(parents=True, exist_ok=True)
             with closing(sqlite3.connect(self.file, timeout=_WAIT)) as database:
+                database.execute("PRAGMA synchronous = OFF")  # what a power cut loses is made again
                 database.execute(
                     "CREATE TABLE IF NOT EXISTS vectors (key BLOB PRIMARY KEY, vector BLOB NOT NULL) WITHOUT ROWID"
                 )
