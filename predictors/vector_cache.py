@@ -47,9 +47,7 @@ class VectorCache:
             self.file.parent.mkdir(parents=True, exist_ok=True)
             with closing(sqlite3.connect(self.file, timeout=_WAIT)) as database:
                 database.execute("PRAGMA synchronous = OFF")  # what a power cut loses is made again
-                database.execute(
-                    "CREATE TABLE IF NOT EXISTS vectors (key BLOB PRIMARY KEY, vector BLOB NOT NULL) WITHOUT ROWID"
-                )
+                database.execute("CREATE TABLE IF NOT EXISTS vectors (key BLOB PRIMARY KEY, vector BLOB NOT NULL)")
                 known = self._known(database, sorted(set(keys)))
                 missing = {key: text for key, text in zip(keys, texts, strict=True) if key not in known}
                 for some in _parts(missing.items(), _WRITTEN):

@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hydra import compose, initialize_config_module
+from hydra.utils import instantiate
 from numpy.testing import assert_allclose
 
 from lengthwise.predictors import artefact, embedding, sentence_encoder
@@ -31,6 +33,7 @@ from lengthwise.predictors.ridge import Ridge
 from lengthwise.predictors.scores import kendall_tau, score
 from lengthwise.predictors.sentence_encoder import CACHED_FROM, NUM_TOKENS, SentenceEncoder
 from lengthwise.predictors.splits import grouped_folds
+from lengthwise.predictors.tfidf import Tfidf, placed_terms, terms
 from lengthwise.predictors.tfidf_gbdt import TfidfGBDT
 from lengthwise.predictors.vector_cache import VectorCache, cache_folder
 from lengthwise.sched import EDGES
@@ -199,6 +202,41 @@ def test_without_long_answers_the_classes_are_thirds() -> None:
     assert 1.0 < low < high < 200.0
     with pytest.raises(ValueError, match="num_folds=1"):
         Lexical(num_folds=1)
+
+
+# --- terms by place ---------------------------------------------------------------------------------------------------
+
+
+def test_terms_are_counted_by_their_place_where_asked_for() -> None:
+    found = placed_terms("Write a poem now.")
+    assert found[: len(terms("Write a poem now."))] == terms("Write a poem now.")
+    assert {"^write", "^a", "^poem", "^ write a", "^ write a poem", "^ write a poem now", "/now", "poem$", "now$", ".$"} < {
+        *found
+    }
+    assert "^now" not in found and "write$" not in found
+    assert placed_terms("") == [] and placed_terms("Hi") == ["hi", "^hi", "/hi", "hi$"]
+    far = placed_terms("x " * 12 + "y")
+    assert "/y" not in far and "y$" in far
+    prompts = ["list a", "a list", "list b", "b list"]
+    model = Tfidf(50, places=True)
+    rows = model.fit(prompts).toarray()
+    assert not np.array_equal(rows[0], rows[1])
+    again = Tfidf.from_text(model.vocabulary_text, model.idf, places=True)
+    assert np.array_equal(again.transform(prompts).toarray(), rows)
+
+
+def test_gbdt_with_places_and_shares_saves_and_loads(tmp_path: Path) -> None:
+    check_predictor(lambda: GBDT(num_rounds=20, places=True, share=0.5), tmp_path, new_process=False)
+    assert artefact.load(tmp_path).settings()["share"] == 0.5
+    with pytest.raises(ValueError, match=r"share=1.5"):
+        GBDT(share=1.5)
+
+
+@pytest.mark.parametrize("name", ["default", "best"])
+def test_named_choices_stand_for_a_predictor(name: str) -> None:
+    with initialize_config_module("lengthwise.conf", version_base="1.3"):
+        made = instantiate(compose("train", [f"predictor={name}"]).predictor)
+    assert isinstance(made, LengthPredictor) and not made.fitted and made.needs_text
 
 
 # --- trees in folds ---------------------------------------------------------------------------------------------------
