@@ -11,13 +11,14 @@ from math import log1p, nan
 
 import numpy as np
 
-from .features import Floats
+from .features import FEATURES, Floats, hand_features
 from .prompts import Prompts
 
 CONTEXT: tuple[str, ...] = (
     "context_turn", "context_last", "context_before_last", "context_mean", "context_recent", "context_max", "context_min",
     "context_spread", "context_asked",
 )  # fmt: skip
+COLUMNS: tuple[str, ...] = (*FEATURES, *CONTEXT)
 
 _FADE = 0.6  # weight of an answer against the one after it, in `context_recent`
 
@@ -46,3 +47,8 @@ def context_features(prompts: Prompts) -> Floats:
         return np.full((len(prompts), len(CONTEXT)), nan)
     rows = [_row(row, length) for row, length in zip(before, prompts.prompt_len.tolist(), strict=True)]
     return np.array(rows, dtype=np.float64).reshape(-1, len(CONTEXT))
+
+
+def dense_columns(prompts: Prompts) -> Floats:
+    """(N, len(COLUMNS)): hand features of the texts, then the conversation so far."""
+    return np.column_stack([hand_features(prompts.texts or (), prompts.prompt_len), context_features(prompts)])

@@ -131,7 +131,11 @@ def _made(member: Member) -> LengthPredictor:
             found = getattr(importlib.import_module(module), name) if module else None
         except (ImportError, AttributeError) as error:
             raise ValueError(f"a member's _target_ cannot be imported: {error}") from error
-        member = found(**settings) if isinstance(found, type) else found  # type: ignore[assignment]
+        if not (
+            isinstance(found, type) and issubclass(found, LengthPredictor)
+        ):  # before anything is made: nodes are in artefacts
+            raise ValueError(f"a member's _target_ is {member.get('_target_')!r}, which is not a LengthPredictor")
+        member = found(**settings)
     if not isinstance(member, LengthPredictor):
         raise ValueError(f"a member is a {type(member).__name__}, not a LengthPredictor")
     if member.fitted and member.training_median is not None:

@@ -10,8 +10,8 @@ import numpy as np
 
 from .boosting import Booster
 from .calibration import lift_censored, out_of_fold_columns, soft_log, soft_offset
-from .context import CONTEXT, context_features
-from .features import FEATURES, hand_features, refuse_label_columns, refuse_other_features
+from .context import COLUMNS, dense_columns
+from .features import refuse_label_columns, refuse_other_features
 from .latency import LatencyModel
 from .predictions import Predictions
 from .predictor import Floats, LengthPredictor, State, TrainingRows
@@ -19,13 +19,6 @@ from .prompts import Prompts
 from .ridge import ridge_out_of_fold, solve_ridge
 from .spread import Spread
 from .tfidf import Tfidf
-
-COLUMNS: tuple[str, ...] = (*FEATURES, *CONTEXT)
-
-
-def dense_columns(prompts: Prompts) -> Floats:
-    """(N, len(COLUMNS)): hand features of the texts, and the conversation so far."""
-    return np.column_stack([hand_features(prompts.texts or (), prompts.prompt_len), context_features(prompts)])
 
 
 class GBDT(LengthPredictor):

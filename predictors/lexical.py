@@ -112,13 +112,13 @@ class Lexical(LengthPredictor):
         of = np.searchsorted(soft_log(self._bounds, offset), lifted, side="right")
         self._survivals = _by_class(whole, self._bounds)
 
-        odds = np.empty((len(of), len(CLASSES)))
+        labels, odds = of.astype(np.float64), np.empty((len(of), len(CLASSES)))
         for k in range(int(fold.max()) + 1):
             left_out = fold == k
-            odds[left_out] = _logs(self._new().fit(x[~left_out], of[~left_out]).predict(x[left_out]))
+            odds[left_out] = _logs(self._new().fit(x[~left_out], labels[~left_out]).predict(x[left_out]))
         loss = [-np.mean(_softmax(odds / t, log=True)[np.arange(len(of)), of]) for t in _TEMPERATURES]
         self._temperature = float(_TEMPERATURES[int(np.argmin(loss))])
-        self._classes = self._new().fit(x, of)
+        self._classes = self._new().fit(x, labels)
 
     def _new(self) -> Booster:
         return Booster(

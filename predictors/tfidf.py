@@ -22,17 +22,24 @@ _TOKEN = re.compile(r"\w+|[^\w\s]")
 
 def terms(prompt: str) -> list[str]:
     """Lower-case words and marks of a prompt's ends, then its neighbouring pairs joined by a blank."""
-    words = _TOKEN.findall(ends_of(prompt).lower())
-    return words + [f"{a} {b}" for a, b in pairwise(words)]
+    return _with_pairs(_words(prompt))
 
 
 def placed_terms(prompt: str) -> list[str]:
     """`terms`, and with their place those that begin or end a prompt, where it says what it wants: each of the first three
     words, the first two, three and four together, the first twelve as being near the start, and the last three."""
-    words = _TOKEN.findall(ends_of(prompt).lower())
+    words = _words(prompt)
     starts = ["^ " + " ".join(words[:n]) for n in (2, 3, 4) if n <= len(words)]
     near = [f"/{word}" for word in words[:12]]
-    return [*terms(prompt), *(f"^{word}" for word in words[:3]), *starts, *near, *(f"{word}$" for word in words[-3:])]
+    return [*_with_pairs(words), *(f"^{word}" for word in words[:3]), *starts, *near, *(f"{word}$" for word in words[-3:])]
+
+
+def _words(prompt: str) -> list[str]:
+    return _TOKEN.findall(ends_of(prompt).lower())
+
+
+def _with_pairs(words: list[str]) -> list[str]:
+    return words + [f"{a} {b}" for a, b in pairwise(words)]
 
 
 class Tfidf:

@@ -14,8 +14,8 @@ import numpy as np
 
 from .boosting import Booster
 from .calibration import lift_censored, soft_log, soft_offset
+from .context import COLUMNS, dense_columns
 from .features import refuse_label_columns, refuse_other_features
-from .gbdt import COLUMNS, dense_columns
 from .latency import LatencyModel
 from .predictions import Predictions
 from .predictor import Floats, LengthPredictor, State, TrainingRows
