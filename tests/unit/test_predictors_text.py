@@ -473,7 +473,7 @@ def test_what_is_no_member_is_refused() -> None:
     fitted = PromptLength(num_rounds=2)
     fitted.fit(*synthetic_rows(60))
     for members, message in (
-        ([], "0 members"), ([fitted], "is fitted already"), ([{"_target_": "subprocess.Popen", "args": "false"}], "not a LengthPredictor"),
+        ([], "0 members"), ([fitted], "is fitted already"), ([{"_target_": "subprocess.Popen"}], "not a LengthPredictor"),
         ([{"_target_": "no_such_module.X"}], "cannot be imported"), ([{}], "not a LengthPredictor"),
         (["ridge"], "a member is a str"),
     ):  # fmt: skip
