@@ -217,10 +217,11 @@ def test_terms_are_counted_by_their_place_where_asked_for() -> None:
     assert placed_terms("") == [] and placed_terms("Hi") == ["hi", "^hi", "/hi", "hi$"]
     far = placed_terms("x " * 12 + "y")
     assert "/y" not in far and "y$" in far
-    prompts = ["list a", "a list", "list b", "b list"]
+    prompts = ["list of a b c d", "list of e f g h", "a b c d list of", "e f g h list of"]
     model = Tfidf(50, places=True)
     rows = model.fit(prompts).toarray()
-    assert not np.array_equal(rows[0], rows[1])
+    assert (rows[:, model.vocabulary["^list"]] > 0).tolist() == [True, True, False, False]
+    assert (rows[:, model.vocabulary["of$"]] > 0).tolist() == [False, False, True, True]
     again = Tfidf.from_text(model.vocabulary_text, model.idf, places=True)
     assert np.array_equal(again.transform(prompts).toarray(), rows)
 
