@@ -155,7 +155,8 @@ def _soft_lengths(predictions: Predictions, offset: float) -> Floats:
         return soft_log(predictions.point, offset) if predictions.point is not None else predictions.score
     steps = np.diff(soft_log(np.concatenate(([0.0], EDGES)), offset))
     survival = np.concatenate((np.ones((len(predictions), 1)), np.asarray(predictions.survival, dtype=np.float64)), axis=1)
-    return np.log(offset) + np.sum(steps * (survival[:, 1:] + survival[:, :-1]), axis=1) / 2.0
+    areas = steps * (survival[:, 1:] + survival[:, :-1]) / 2.0
+    return np.asarray(np.log(offset) + np.sum(areas, axis=1), dtype=np.float64)
 
 
 def _stacked(columns: Floats, target: Floats) -> tuple[Floats, float]:

@@ -179,4 +179,4 @@ def _softmax(odds: Floats, log: bool = False) -> Floats:
     """Rows of log odds (N, K) as (the logs of) probabilities."""
     top = odds - odds.max(axis=1, keepdims=True)
     logs = top - np.log(np.exp(top).sum(axis=1, keepdims=True))
-    return logs if log else np.exp(logs)
+    return np.asarray(logs if log else np.exp(logs))
