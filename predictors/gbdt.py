@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .boosting import Booster
+from .boosting import Booster, seeing
 from .calibration import lift_censored, out_of_fold_columns, soft_log, soft_offset
 from .context import COLUMNS, dense_columns
 from .features import refuse_label_columns, refuse_other_features
@@ -78,7 +78,7 @@ class GBDT(LengthPredictor):
         self._spread = Spread.learned(x, location, y, observed, cut, fold, offset, num_rounds, self.learning_rate)
 
     def _head(self) -> Booster:
-        return Booster(self.num_rounds, self.num_leaves, self.learning_rate, share=self.share)
+        return Booster(self.num_rounds, self.num_leaves, self.learning_rate, **seeing(self.share))
 
     def predict_columns(self, prompts: Prompts) -> Predictions:
         self._need_fitted(prompts)

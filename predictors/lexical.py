@@ -128,8 +128,6 @@ class Lexical(LengthPredictor):
     def predict_columns(self, prompts: Prompts) -> Predictions:
         self._need_fitted(prompts)
         assert self._classes is not None
-        if len(prompts) == 0:
-            return Predictions.from_survivals(np.zeros((0, EDGES.size)))
         x = lexical_features(prompts.texts or (), prompts.prompt_len)
         share = _softmax(_logs(self._classes.predict(x)) / self._temperature)
         out = np.zeros((len(prompts), EDGES.size))

@@ -77,7 +77,7 @@ class TfidfGBDT(LengthPredictor):
         self._need_fitted(prompts)
         assert self._location is not None and self._spread is not None
         columns = dense_columns(prompts)
-        location = self._location.predict(_beside(columns, self._tfidf.transform(prompts.texts or ())))
+        location = self._location.predict_sparse(_beside(columns, self._tfidf.transform(prompts.texts or ())))
         return Predictions.from_survivals(self._spread.survival(np.column_stack([columns, location]), location))
 
     def state(self) -> State:
