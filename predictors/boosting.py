@@ -86,7 +86,7 @@ class Booster:
         return np.asarray(self._model.predict(columns, num_threads=1), dtype=np.float64)
 
 
-def seeing(share: float) -> dict[str, float]:
+def seeing(share: float) -> dict[str, Any]:
     """What a Booster needs for trees that see `share` of the rows and of the columns each. Raises ValueError outside (0, 1]."""
     if not 0.0 < share <= 1.0:
         raise ValueError(f"share={share} of rows and columns: above 0, at most 1")
