@@ -124,7 +124,7 @@ def load(path: Path | str | None, unit: str | None = None, transfer: bool = Fals
     _check_versions(page["versions"])
     texts, arrays = _read(folder, page["digests"])
     seen = arrays.pop(_SEEN, None)
-    predictor = _class(page["class"])(**page["settings"])
+    predictor = class_of(page["class"])(**page["settings"])
     predictor.restore(State(page["values"], arrays, texts, tuple(page["features"])))
     predictor.unit = page["unit"]
     predictor.training_median = page["training_median"]
@@ -153,7 +153,8 @@ def _read(folder: Path, digests: Mapping[str, str]) -> tuple[dict[str, str], dic
     return texts, arrays
 
 
-def _class(path: str) -> type[LengthPredictor]:
+def class_of(path: str) -> type[LengthPredictor]:
+    """The predictor class that an artefact names as "module:name". Raises ValueError where there is none."""
     module, _, name = path.partition(":")
     try:
         found = getattr(importlib.import_module(module), name, None)
