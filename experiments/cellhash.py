@@ -36,8 +36,9 @@ READERS = frozenset(  # modules of experiments/ that start cells or read their r
         "prepare",
         "probe_app", "probe_train", "probes", "profile", "profile_app", "profile_fit", "progress", "ranges", "report",
         "serve_app", "serve_cell", "simulate", "size", "stability", "stored", "study", "sweep", "table",
-        "taken",
-        "token_cost", "trace_summary", "tracking", "train", "train_report", "tune", "tune_report", "validate",
+        "taken", "label_budget",
+        "token_cost", "trace_summary", "tracking", "train", "train_app", "train_report", "train_table",
+        "tune", "tune_report", "validate",
         "validate_app", "validate_engine",
         "wandb_check", "wandb_log", "wandb_predictors", "wandb_session",
     )

@@ -8,22 +8,14 @@ without its floor and its ceiling.
 from __future__ import annotations
 
 import json
-import logging
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import hydra
 import numpy as np
-from hydra.core.hydra_config import HydraConfig
-from hydra.errors import InstantiationException
-from hydra.utils import instantiate
 from numpy.typing import NDArray
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from lengthwise.predictors import artefact
 from lengthwise.predictors.constant import Constant
@@ -32,19 +24,32 @@ from lengthwise.predictors.predictor import LengthPredictor
 from lengthwise.predictors.profiling import profile_latency
 from lengthwise.predictors.prompt_length import PromptLength
 from lengthwise.predictors.ridge import Ridge
-from lengthwise.predictors.scores import score
+from lengthwise.predictors.scores import errors_by_band, score
 from lengthwise.predictors.splits import SPLITS, joint_groups, named_split, time_split
 
 from .dataset import Dataset
-from .train_report import MIN_ROWS, label_shares, resample_ceiling, summarise, table
-
-log = logging.getLogger(__name__)
+from .label_budget import labels_of
+from .train_report import MIN_ROWS, label_shares, resample_ceiling, summarise
 
 Make = Callable[[], LengthPredictor]
+Say = Callable[[str], None]
 BASELINES: Mapping[str, Callable[[], LengthPredictor | Oracle]] = {
     "constant": Constant, "prompt_length": PromptLength, "ridge": Ridge, "oracle": Oracle,
 }  # fmt: skip
 ALWAYS = ("constant", "prompt_length", "oracle")
+
+
+class Lessons(NamedTuple):
+    """What there is to learn from: rows, the lengths they teach (N,), which of those are lower bounds (N,), what no split may
+    divide (N,)."""
+
+    dataset: Dataset
+    labels: NDArray[Any]
+    cut: NDArray[np.bool_]
+    group: NDArray[np.int64]
+
+    def teach(self, predictor: LengthPredictor, rows: NDArray[np.int64]) -> None:
+        predictor.fit(self.dataset.asked(rows), self.labels[rows], self.cut[rows], group=self.group[rows])
 
 
 def train(
@@ -53,39 +58,45 @@ def train(
     *,
     baselines: Sequence[str] = tuple(BASELINES),
     split: str = "all",
+    label_samples: int | None = None,
+    others: Mapping[str, Dataset] | None = None,
     folder: Path | None = None,
-    progress: Callable[[str], None] | None = None,
+    progress: Say | None = None,
+    told: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Score `make_predictor()` and the baselines in the named splits, fit it, and return the report (JSON values).
 
     folder: where report.json and artefact/ are written; None writes nothing. baselines: beside those that are ALWAYS there.
     split: rows the artefact learns from: all, the training rows of a named split, or `time`: those that arrived first; the
-    artefact's scores on the rows left out are `held_out`. progress: told what is done. Times are in the report's `volatile`
-    section; the rest is the same for the same rows. Raises ValueError on too few rows, on rows without text where the predictor
-    needs it, and on unknown names.
+    artefact's scores on the rows left out are `held_out`. label_samples: learn from the median of so many answers to each
+    prompt, none of which is scored (label_budget.py). others: name -> rows of other workloads, scored too (`transfer`) by what
+    each split has learned, without those whose prompts it has learned from. progress: told what is done. told: further keys of
+    the report. Times are in its `volatile` section; the rest is the same for the same rows. Raises ValueError on too few rows,
+    on rows without text where the predictor needs it, and on unknown names.
     """
     predictor = make_predictor()
     _refuse(dataset, predictor, baselines, split)
-    group = groups_of(dataset)
     cut = dataset.cut
+    labels, bounds = (dataset.output_len, cut) if label_samples is None else labels_of(dataset, label_samples)
+    lessons = Lessons(dataset, labels, bounds, groups_of(dataset))
     say = progress or (lambda text: None)
     volatile: dict[str, Any] = {}
 
-    rows, fit_time = _scored(dataset, make_predictor, group, cut, say)
-    others: dict[str, Any] = {}
+    scored = _scored(lessons, make_predictor, say, others or {})
+    base: dict[str, Any] = {}
     wanted = {*baselines, *(name for name in ALWAYS if name != predictor.name or name == "constant")}
     for name in [name for name in BASELINES if name in wanted]:
         made = BASELINES[name]
         if getattr(made, "needs_text", False) and dataset.prompts is None:
-            others[name] = {"skipped": "the rows have no prompt text"}
+            base[name] = {"skipped": "the rows have no prompt text"}
         else:
-            others[name] = summarise(_scored(dataset, made, group, cut, say)[0])
+            base[name] = summarise(_scored(lessons, made, say, {}).splits)
 
-    learn, left_out = _split(dataset, split, group)
+    learn, left_out = _split(dataset, split, lessons.group)
     say(f"{predictor.name}: fitting on {len(learn)} rows")
     begin = time.perf_counter()
-    _fit(predictor, dataset, learn, cut, group)
-    volatile["fit_s"] = {"splits": fit_time, "artefact": time.perf_counter() - begin}
+    lessons.teach(predictor, learn)
+    volatile["fit_s"] = {"splits": scored.seconds, "artefact": time.perf_counter() - begin}
     predictor.unit = dataset.unit
     held_out = None
     if left_out.size:
@@ -98,6 +109,7 @@ def train(
 
     hashed = artefact.data_hash(dataset.asked(), dataset.output_len, cut)
     report = {
+        **(told or {}),
         "predictor": predictor.name,
         "settings": predictor.settings(),
         "workload": dataset.name,
@@ -106,26 +118,31 @@ def train(
         "unit": dataset.unit,
         "data_hash": hashed,
         "num_rows": len(dataset),
-        "num_groups": len(np.unique(group)),
+        "num_groups": len(np.unique(lessons.group)),
         "num_censored": int(cut.sum()),
         "censored_rule": "training: lower bounds; scores: left out, counted",
         "dropped": {str(k): int(v) for k, v in dataset.dropped.items()},
         "labels": label_shares(dataset.output_len, cut),
+        "label_samples": label_samples,
         "splits": list(SPLITS),
         "split": split,
         "held_out": held_out,
-        "metrics": summarise(rows),
-        "baselines": others,
+        "metrics": summarise(scored.splits),
+        "errors": scored.errors,
+        "baselines": base,
         "resample_ceiling": resample_ceiling(dataset, cut),
+        "transfer": scored.transfer,
         "versions": artefact.library_versions(),
         "volatile": volatile,
     }
     if folder is not None:
-        told = {"tokenizer": dataset.unit, "dataset": dataset.name, "data_hash": hashed, "split": split, "num_rows": len(learn)}
-        told |= {"source": dataset.source, "licence": dataset.licence}
+        origin: dict[str, Any] = {"tokenizer": dataset.unit, "dataset": dataset.name, "data_hash": hashed, "split": split}
+        origin |= {"num_rows": len(learn), "source": dataset.source, "licence": dataset.licence}
+        origin |= {} if label_samples is None else {"label_samples": label_samples}
         predictor.mark_seen(dataset.asked(learn).texts)
-        artefact.save(predictor, folder / "artefact", told)
+        artefact.save(predictor, folder / "artefact", origin)
         report["artefact"] = str(folder / "artefact")
+        volatile["artefact_bytes"] = sum(file.stat().st_size for file in (folder / "artefact").iterdir())
         (folder / "report.json.part").write_text(json.dumps(report, indent=1, allow_nan=False) + "\n", encoding="utf-8")
         (folder / "report.json.part").replace(folder / "report.json")
     return report
@@ -166,67 +183,61 @@ def _split(dataset: Dataset, split: str, group: NDArray[np.int64]) -> tuple[NDAr
     return named_split(split, group)
 
 
-def _scored(
-    dataset: Dataset,
-    make: Callable[[], LengthPredictor | Oracle],
-    group: NDArray[np.int64],
-    cut: NDArray[np.bool_],
-    say: Callable[[str], None],
-) -> tuple[dict[str, dict[str, Any]], list[float]]:
-    """Scores by split, and the seconds of each fit and test."""
-    out, times = {}, []
+class Scored(NamedTuple):
+    """Scores by split; seconds of each fit and test; errors of all test rows by band, None where lengths are not predicted;
+    scores on other workloads."""
+
+    splits: dict[str, dict[str, Any]]
+    seconds: list[float]
+    errors: dict[str, Any] | None
+    transfer: dict[str, Any]
+
+
+def _scored(lessons: Lessons, make: Callable[[], LengthPredictor | Oracle], say: Say, others: Mapping[str, Dataset]) -> Scored:
+    dataset, exact = lessons.dataset, ~lessons.dataset.cut
+    out: dict[str, dict[str, Any]] = {}
+    times, medians, truths = [], [], []
+    elsewhere: dict[str, dict[str, Any]] = {name: {} for name in others}
     for name in SPLITS:
-        learn, test = named_split(name, group)
+        learn, test = named_split(name, lessons.group)
         predictor = make()
         begin = time.perf_counter()
         if isinstance(predictor, LengthPredictor):
-            _fit(predictor, dataset, learn, cut, group)
+            lessons.teach(predictor, learn)
             predictions = predictor.predict_columns(dataset.asked(test))
+            if others:
+                predictor.mark_seen(dataset.asked(learn).texts)
         else:
             predictions = predictor.from_truth(dataset.output_len[test])
         times.append(time.perf_counter() - begin)
-        out[name] = score(predictions, dataset.output_len[test], cut[test])
+        out[name] = score(predictions, dataset.output_len[test], dataset.cut[test])
+        kept = np.flatnonzero(exact[test])
+        if predictions.point is not None or predictions.survival is not None:
+            medians.append(predictions.take(kept).quantiles((0.5,))[:, 0])
+            truths.append(dataset.output_len[test][kept])
+        for other, rows in others.items():
+            assert isinstance(predictor, LengthPredictor)
+            elsewhere[other][name] = _transferred(predictor, rows)
         say(f"{predictor.name}: split {name} ({len(out)} of {len(SPLITS)})")
-    return out, times
+    errors = errors_by_band(np.concatenate(medians), np.concatenate(truths)) if medians else None
+    return Scored(out, times, errors, {name: _told(dataset, others[name], found) for name, found in elsewhere.items()})
 
 
-def _fit(
-    predictor: LengthPredictor, dataset: Dataset, rows: NDArray[np.int64], cut: NDArray[np.bool_], group: NDArray[np.int64]
-) -> None:
-    predictor.fit(dataset.asked(rows), dataset.output_len[rows], cut[rows], group=group[rows])
+def _transferred(predictor: LengthPredictor, dataset: Dataset) -> dict[str, Any]:
+    """Scores on the rows of another workload whose prompts it has not learned from; why there are none."""
+    if predictor.needs_text and dataset.prompts is None:
+        return {"skipped": "its rows have no prompt text"}
+    new = np.arange(len(dataset))
+    if dataset.prompts is not None:
+        new = np.flatnonzero(~predictor.has_seen(dataset.prompts))
+    if len(new) < MIN_ROWS:
+        return {"skipped": f"{len(new)} of its rows were not learned from, at least {MIN_ROWS} are needed"}
+    predictions = predictor.predict_columns(dataset.asked(new))
+    return score(predictions, dataset.output_len[new], dataset.cut[new])
 
 
-@hydra.main(version_base="1.3", config_path="pkg://lengthwise.conf", config_name="train")
-def app(config: DictConfig) -> None:
-    """Train what the config names, print the table, save report and artefact under `out`."""
-    choices = HydraConfig.get().runtime.choices
-    try:
-        cfg = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
-        assert isinstance(cfg, dict)
-        node = cfg["predictor"]
-        if not (isinstance(node, Mapping) and node.get("_target_")):
-            raise ValueError("predictor=none has nothing to train: choose a learned predictor such as gbdt")
-        dataset = instantiate(cfg["workload"])
-        folder = Path(cfg["out"]) / "train" / f"{choices['predictor']}-{choices['workload']}"
-        folder.mkdir(parents=True, exist_ok=True)
-        begin = time.perf_counter()
-        report = train(
-            dataset, lambda: instantiate(node), baselines=cfg["baselines"], split=str(cfg["split"]), folder=folder,
-            progress=lambda text: print(f"{time.perf_counter() - begin:6.1f} s  {text}", file=sys.stderr, flush=True),
-        )  # fmt: skip
-    except InstantiationException as error:  # a constructor or a loader refused: its own words say why
-        raise SystemExit(f"lengthwise train: {error.__cause__ or error}") from error
-    except (ValueError, FileNotFoundError, OmegaConfBaseException) as error:
-        raise SystemExit(f"lengthwise train: {error}") from error
-    print(table(report))
-    print(f"\nreport: {folder / 'report.json'}\nuse it: predictor=artefact predictor.path={report['artefact']}")
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command on `argv` (default: sys.argv[1:]). Returns 0; leaves by SystemExit on refusal."""
-    if argv is not None:
-        sys.argv = ["lengthwise", *argv]
-    from .hints import run_app
-
-    run_app(app, "train")
-    return 0
+def _told(here: Dataset, there: Dataset, splits: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """The mean over splits, with the unit of the other workload and a mark where it is another one."""
+    other = {"unit": there.unit, "mark": None if there.unit == here.unit else f"learned in {here.unit}, scored in {there.unit}"}
+    skipped = next((found["skipped"] for found in splits.values() if "skipped" in found), None)
+    return {**other, **({"skipped": skipped} if skipped else summarise(splits))}

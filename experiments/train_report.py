@@ -23,7 +23,7 @@ def summarise(by_split: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     for key, value in first.items():
         if key == "bands":
             out["bands"] = [_mean_rows([split["bands"][i] for split in by_split.values()]) for i in range(len(value))]
-        elif isinstance(value, Mapping):
+        elif isinstance(value, Mapping) and all(isinstance(split[key], Mapping) for split in by_split.values()):
             out[key] = {k: float(np.mean([split[key][k] for split in by_split.values()])) for k in value}
         elif key in ("n", "num_censored"):
             out[f"{key}_by_split"] = {name: split[key] for name, split in by_split.items()}
@@ -83,43 +83,53 @@ def resample_ceiling(dataset: Dataset, cut: NDArray[Any]) -> dict[str, Any]:
 
 def table(report: Mapping[str, Any]) -> str:
     """The report as text: one row a predictor, then error by length band."""
-    columns = ("kendall_tau", "spearman", "mae", "pinball", "crps", "top_decile_recall")
-    heads = ("tau-b", *(f"split {s}" for s in SPLITS), "Spearman", "MAE", "pinball", "CRPS", "top 10 %", "in 80 %")
+    columns = ("kendall_tau", "spearman", "mae", "r2_log", "crps", "top_decile_recall")
+    splits = [f"split {name}" for name in SPLITS]
+    heads = ("tau-b", *splits, "Spearman", "MAE", "R2 log", "CRPS", "top 10%", "in 50%", "80%", "95%")
+    learned = report.get("label_samples")
     lines = [
         f"{report['predictor']} on {report['workload']}: {report['num_rows']} rows, {report['num_groups']} groups, "
         f"{report['num_censored']} censored (not scored), lengths in {report['unit']}",
-        "", f"{'predictor':<15}" + "".join(f"{h:>10}" for h in heads),
+        *([f"learned from the median of {learned} answers to each prompt, scored on another one"] if learned else []),
+        "", f"{'predictor':<15}" + "".join(f"{h:>9}" for h in heads),
     ]  # fmt: skip
     for name, row in [(report["predictor"], report["metrics"]), *report["baselines"].items()]:
         if "skipped" in row:
             lines.append(f"{name:<15}  left out: {row['skipped']}")
             continue
         first, *rest = [row[c] for c in columns]
-        covered = row["coverage"]["80"] if isinstance(row["coverage"], Mapping) else None
-        cells = [first, *row["kendall_tau_by_split"].values(), *rest, covered]
-        lines.append(f"{name:<15}" + "".join(f"{_number(c):>10}" for c in cells))
+        covered = [row["coverage"][level] if row["coverage"] else None for level in ("50", "80", "95")]
+        cells = [first, *row["kendall_tau_by_split"].values(), *rest, *covered]
+        lines.append(f"{name:<15}" + "".join(f"{number(c):>9}" for c in cells))
+    if said := report["metrics"]["reliability"]:
+        shown = [level for level in said if level in ("0.05", "0.1", "0.25", "0.5", "0.75", "0.9", "0.95")]
+        lines += ["", f"{'quantile':<15}" + "".join(f"{level:>9}" for level in shown)]
+        lines.append(f"{'answers below':<15}" + "".join(f"{number(said[level]):>9}" for level in shown))
     lines += ["", f"{'answer tokens':<15}{'share':>10}{'censored':>10}{'MAE':>10}{'bias':>10}"]
     for band in report["metrics"]["bands"]:
         label = f"{band['from']}+" if band["to"] is None else f"{band['from']}-{band['to']}"
         cells = [band["share"], band["num_censored"], band["mae"], band["bias"]]
-        lines.append(f"{label:<15}" + "".join(f"{_number(c):>10}" for c in cells))
+        lines.append(f"{label:<15}" + "".join(f"{number(c):>10}" for c in cells))
     if held := report.get("held_out"):
-        lines += ["", f"held out by split {report['split']}: {held['n']} rows, tau-b {_number(held['kendall_tau'])}, "
-                  f"MAE {_number(held['mae'])}"]  # fmt: skip
+        lines += ["", f"held out by split {report['split']}: {held['n']} rows, tau-b {number(held['kendall_tau'])}, "
+                  f"MAE {number(held['mae'])}"]  # fmt: skip
     ceiling = report["resample_ceiling"]
     known = ceiling["kendall_tau"]
     lines += ["", "re-sample ceiling: " + (f"tau-b {known:.3f}" if known is not None else f"unknown, {ceiling['reason']}")]
     if report["dropped"]:
         lines.append("rows left out by the loader: " + ", ".join(f"{k} {v}" for k, v in report["dropped"].items()))
-    cost = report["volatile"]["latency"]
+    volatile = report["volatile"]
+    cost, size = volatile["latency"], volatile.get("artefact_bytes")
     lines.append(
-        f"one prediction takes {1e3 * cost['single']:.2f} ms (p90 {1e3 * cost['single_p90']:.2f}), "
-        f"{cost['batch_size']} at once {1e3 * cost['batch']:.2f} ms; fit {report['volatile']['fit_s']['artefact']:.1f} s"
+        f"one prediction takes {1e3 * cost['single']:.2f} ms (p99 {1e3 * cost['single_p99']:.2f}), "
+        f"{cost['batch_size']} at once {1e3 * cost['batch']:.2f} ms (p99 {1e3 * cost['batch_p99']:.2f}); "
+        f"fit {volatile['fit_s']['artefact']:.1f} s" + ("" if size is None else f", {size / 1000:.1f} kB")
     )
     return "\n".join(lines)
 
 
-def _number(value: float | int | None) -> str:
-    if value is None:
+def number(value: float | int | None) -> str:
+    """A number of a printed table; "-" for none."""
+    if value is None or value != value:
         return "-"
     return str(value) if isinstance(value, int) else f"{value:.3f}" if abs(value) < 10 else f"{value:.1f}"

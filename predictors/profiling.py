@@ -23,12 +23,14 @@ class Predicts(Protocol):
 
 @dataclass(frozen=True)
 class Profile:
-    """Median seconds of one single prediction and of one batch, and the model drawn through both. Wall times: never the same
-    twice, so they belong in a volatile section."""
+    """Median seconds of one single prediction and of one batch with their tails (of few batches: the slowest), and the model
+    drawn through the medians. Wall times: never the same twice, so they belong in a volatile section."""
 
     single: float
     single_p90: float
+    single_p99: float
     batch: float
+    batch_p99: float
     batch_size: int
     num_timed: int
     model: LatencyModel
@@ -63,8 +65,9 @@ def profile_latency(
     once(spread[:1])  # first use imports and warms up
     singles = np.array([once(spread[i : i + 1]) for i in range(num_timed)])
     starts = np.linspace(0, n - size, num_batches).astype(np.int64)
-    batch = float(np.median([once(np.arange(start, start + size)) for start in starts]))
-    single = float(np.median(singles))
+    batches = np.array([once(np.arange(start, start + size)) for start in starts])
+    batch, single = float(np.median(batches)), float(np.median(singles))
     per_request = max((batch - single) / (size - 1), 0.0) if size > 1 else 0.0
     model = LatencyModel(max(single - per_request, 0.0), per_request, window, batch_size)
-    return Profile(single, float(np.quantile(singles, 0.9)), batch, size, num_timed, model)
+    p90, p99, batch_p99 = (float(np.quantile(x, q)) for x, q in ((singles, 0.9), (singles, 0.99), (batches, 0.99)))
+    return Profile(single, p90, p99, batch, batch_p99, size, num_timed, model)

@@ -19,7 +19,12 @@ from .predictions import Predictions
 Floats = NDArray[np.float64]
 
 LEVELS: tuple[float, ...] = (0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95)
-INTERVALS: tuple[tuple[str, float, float], ...] = (("50", 0.25, 0.75), ("80", 0.1, 0.9), ("90", 0.05, 0.95))
+INTERVALS: tuple[tuple[str, float, float], ...] = (
+    ("50", 0.25, 0.75), ("80", 0.1, 0.9), ("90", 0.05, 0.95), ("95", 0.025, 0.975),
+)  # fmt: skip
+RELIABILITY: tuple[float, ...] = (0.025, *(round(0.05 * i, 2) for i in range(1, 20)), 0.975)  # levels of a reliability diagram
+ERROR_LEVELS: tuple[float, ...] = (0.01, *(round(0.05 * i, 2) for i in range(1, 20)), 0.99)
+MIN_ERRORS = 20  # rows; fewer have no distribution of errors
 BANDS: tuple[int, ...] = (1, 16, 64, 256, 512, 1024, 2048)  # lower ends in tokens; the last band has no upper end
 
 
@@ -118,10 +123,34 @@ def bands(mean: Floats | None, median: Floats | None, truth: NDArray[Any], censo
     return out
 
 
+def r2_log(median: Floats, truth: ArrayLike) -> float | None:
+    """Of the variance of log length, the share that the predicted medians (N,) explain (below 0: less than their mean would);
+    None where lengths (N,) do not vary. Medians below 1 token count as 1."""
+    y = np.log(np.asarray(truth, dtype=np.float64))
+    total = float(np.sum((y - y.mean()) ** 2)) if y.size else 0.0
+    return None if total == 0.0 else 1.0 - float(np.sum((y - np.log(np.maximum(median, 1.0))) ** 2)) / total
+
+
+def errors_by_band(median: Floats, truth: ArrayLike) -> dict[str, Any]:
+    """Quantiles at ERROR_LEVELS of log(predicted median / true length) by band of the true length, uncensored rows (N,); None
+    in a band of fewer than MIN_ERRORS. What ConfusedOracle draws from."""
+    y = np.asarray(truth, dtype=np.float64)
+    ratio = np.log(np.maximum(median, 1.0) / y)
+    band = np.searchsorted(np.asarray(BANDS), y, side="right") - 1
+    out: list[dict[str, Any]] = []
+    for b, low in enumerate(BANDS):
+        inside = ratio[band == b]
+        known = inside.size >= MIN_ERRORS
+        values = np.quantile(inside, ERROR_LEVELS).round(4).tolist() if known else None
+        out.append({"from": low, "n": int(inside.size), "log_ratio": values})
+    return {"levels": list(ERROR_LEVELS), "bands": out}
+
+
 def score(predictions: Predictions, lengths: ArrayLike, censored: ArrayLike | None = None) -> dict[str, Any]:
     """All scores of N predictions against lengths (N,) in tokens, over uncensored rows; `num_censored` rows are left out.
 
-    MAE is of the median, bias of the mean. Rank-only rows have orders and None for the rest.
+    MAE is of the median, as is R2 of the log length, bias of the mean. reliability: of each level of RELIABILITY the share of
+    rows at or below that predicted quantile. Rank-only rows have orders and None for the rest.
     """
     y = np.asarray(lengths, dtype=np.float64)
     cut = np.zeros(len(y), dtype=bool) if censored is None else np.asarray(censored, dtype=bool)
@@ -131,21 +160,24 @@ def score(predictions: Predictions, lengths: ArrayLike, censored: ArrayLike | No
     p, t = predictions.take(keep), y[keep]
     out: dict[str, Any] = {
         "n": len(t), "num_censored": int(cut.sum()), "kendall_tau": kendall_tau(p.score, t), "spearman": spearman(p.score, t),
-        "top_decile_recall": top_recall(p.score, t), "mae": None, "mean_mae": None, "bias": None, "pinball": None, "crps": None,
-        "coverage": None,
+        "top_decile_recall": top_recall(p.score, t), "mae": None, "mean_mae": None, "bias": None, "r2_log": None,
+        "pinball": None, "crps": None, "coverage": None, "reliability": None,
     }  # fmt: skip
     if len(t) and not (p.point is None and p.survival is None):
-        values, means = p.quantiles(LEVELS), p.means()
-        out["mae"] = float(np.mean(np.abs(values[:, LEVELS.index(0.5)] - t)))
+        levels = sorted({*LEVELS, *RELIABILITY})
+        values, means, at = p.quantiles(levels), p.means(), {q: i for i, q in enumerate(levels)}
+        out["mae"] = float(np.mean(np.abs(values[:, at[0.5]] - t)))
         out["mean_mae"] = float(np.mean(np.abs(means - t)))
         out["bias"] = float(np.mean(means - t))
-        out["pinball"] = pinball(values, LEVELS, t)
+        out["r2_log"] = r2_log(values[:, at[0.5]], t)
+        out["pinball"] = pinball(values[:, [at[q] for q in LEVELS]], LEVELS, t)
         out["crps"] = float(np.mean(crps(p, t)))
         if p.survival is not None:
+            below = {q: float(np.mean(t <= values[:, i])) for q, i in at.items()}
             out["coverage"] = {
-                name: float(np.mean((t >= values[:, LEVELS.index(a)]) & (t <= values[:, LEVELS.index(b)])))
-                for name, a, b in INTERVALS
-            } | {f"below_{q:g}": float(np.mean(t <= values[:, i])) for i, q in enumerate(LEVELS)}
+                name: float(np.mean((t >= values[:, at[a]]) & (t <= values[:, at[b]]))) for name, a, b in INTERVALS
+            } | {f"below_{q:g}": below[q] for q in LEVELS}
+            out["reliability"] = {f"{q:g}": below[q] for q in RELIABILITY}
     whole = len(y) and not (predictions.point is None and predictions.survival is None)
     out["bands"] = bands(
         predictions.means() if whole else None, predictions.quantiles((0.5,))[:, 0] if whole else None, y, cut

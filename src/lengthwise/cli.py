@@ -70,7 +70,7 @@ def _dispatch(command: str, args: list[str]) -> int:
         run()
         return 0
     if command == "train":
-        from lengthwise.experiments.train import main as train
+        from lengthwise.experiments.train_app import main as train
 
         train()
         return 0

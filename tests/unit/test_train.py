@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from lengthwise.experiments.dataset import Dataset
-from lengthwise.experiments.train import groups_of, main, train
+from lengthwise.experiments.train import groups_of, train
+from lengthwise.experiments.train_app import main
 from lengthwise.experiments.train_report import resample_ceiling, table
 from lengthwise.predictors.artefact import load
 from lengthwise.predictors.constant import Constant
