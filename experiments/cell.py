@@ -12,6 +12,7 @@ from lengthwise.sched import SLO, Clock, Scheduler, serve
 from lengthwise.sched.ports import Refiner
 
 from .asked import Prepared, asked
+from .corrected import corrected
 from .nodes import Config, load_dataset, load_policy, load_scheduler, load_stage, make, new_kv
 from .provenance import cell_names, load_marks, name, provenance, session_marks
 from .recorder import Recorder
@@ -55,15 +56,17 @@ def run_cell(cfg: Config, prepared: Prepared) -> Run:
     source = requested.source(gate=bool(needs))
     clock, executor, forget = stage.begin(cfg, kv, workload)
     start = time.process_time()
-    watched = Watched(recorder, requested.num_requests, stage.look, forget)
-    stopped = _serve(source, scheduler, executor, clock, watched, refiner, requested.cap)
+    learning = corrected(source, scheduler, predicted.info)
+    heard = None if learning is None else learning.heard
+    watched = Watched(recorder, requested.num_requests, stage.look, forget, heard)
+    stopped = _serve(learning or source, scheduler, executor, clock, watched, refiner, requested.cap)
     cpu = time.process_time() - start
     born, predicted = requested.came(source, stopped)
     info = {key: value for key, value in predicted.info.items() if key != "ms_per_request"}
     run = build(
         recorder,
         born,
-        predictions=predicted.columns,
+        predictions=predicted.columns if learning is None else None,  # else as each request carried it
         eligible=predicted.ready if needs else None,
         fold=predicted.fold,
         fallback=None if predicted.columns is None else predicted.columns.fallback,

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from lengthwise.predictors.constant import Constant
 from lengthwise.predictors.fallback import KINDS, Fallback
 from lengthwise.predictors.latency import LatencyModel
+from lengthwise.predictors.online import Online
 from lengthwise.predictors.predictions import Predictions
 from lengthwise.predictors.predictor import LengthPredictor
 from lengthwise.predictors.profiling import profile_latency
@@ -87,6 +88,8 @@ def make_predictions(cfg: Config) -> Made:
         "fallback_len": median,
         "marks": marks,
     }
+    if isinstance(predictor, Online):  # what a run learns by itself (corrected.py)
+        info["correction"] = predictor.new_correction(median).settings()
     return predictions, fold, info
 
 

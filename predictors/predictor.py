@@ -57,13 +57,15 @@ class LengthPredictor(ABC):
     """Learns from (prompt, prompt length, output length) rows.
 
     name: as in conf/predictor/. needs_text: prompts are required, lengths alone do not do. per_row: False says the
-    same of every row, so that nothing is to be gained from folds. unit: how the lengths it was fitted on were counted, set by
-    whoever fits it; None until then. latency: its server model, None when it costs nothing or was not profiled.
+    same of every row, so that nothing is to be gained from folds. learns: `observe` changes what it predicts. unit: how the
+    lengths it was fitted on were counted, set by whoever fits it; None until then. latency: its server model, None when it
+    costs nothing or was not profiled.
     """
 
     name: ClassVar[str]
     needs_text: ClassVar[bool] = False
     per_row: ClassVar[bool] = True
+    learns: ClassVar[bool] = False
 
     unit: str | None = None
     latency: LatencyModel | None = None
@@ -109,9 +111,11 @@ class LengthPredictor(ABC):
 
     def predict(self, requests: Sequence[Request]) -> list[LengthDistribution]:
         """One distribution a request, from what its client sent. Raises ValueError on a missing prompt it needs."""
-        if self.needs_text and (bare := [r.rid for r in requests if r.prompt is None]):
-            raise ValueError(f"predictor {self.name} needs prompt text; request {bare[0]} has none")
-        return self.predict_columns(Prompts.of(requests)).rows()
+        return self.predict_columns(self._prompts_of(requests)).rows()
+
+    def observe(self, request: Request, length: int, censored: bool) -> None:  # noqa: B027 - most learn nothing here
+        """Told what came of a request it has predicted: its answer has `length` tokens; censored: so far, or when it was cut
+        off, aborted or timed out. Called from the thread that calls `predict`, in order; by default nothing is learned."""
 
     def refine(
         self, requests: Sequence[Request], generated: Sequence[int], probes: Any | None = None
@@ -186,6 +190,12 @@ class LengthPredictor(ABC):
             raise ValueError(f"only {num_exact} of {len(cut)} training rows are uncensored, {needed} are needed")
         self.training_median = float(np.median(lens))
         return lens, cut
+
+    def _prompts_of(self, requests: Sequence[Request]) -> Prompts:
+        """What the requests say. Raises ValueError, naming the request, on a missing prompt that is needed."""
+        if self.needs_text and (bare := [r.rid for r in requests if r.prompt is None]):
+            raise ValueError(f"predictor {self.name} needs prompt text; request {bare[0]} has none")
+        return Prompts.of(requests)
 
     def _check_text(self, prompts: Prompts) -> None:
         if self.needs_text and prompts.texts is None:

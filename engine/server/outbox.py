@@ -12,6 +12,7 @@ from lengthwise.sched import Outcome, Phase, Plan, Request, Scheduler
 
 from ..native.executor import NativeExecutor
 from ..native.logprobs import Logprobs
+from .predicting import Predicting
 from .tally import Tally
 
 
@@ -37,6 +38,7 @@ class Outbox:
     """The step loop's Observer: collects what each step brings, and tells the tally.
 
     send: takes the pieces of a step and its time. end: takes the Ending of a request once its key is free again (`freed`).
+    learning: a predictor that is told what comes of its predictions; None where none learns.
     `num_leaving`: requests that the scheduler has let go of in this step and whose keys are not free yet.
     """
 
@@ -46,6 +48,7 @@ class Outbox:
         tally: Tally,
         send: Callable[[list[Piece], float], None],
         end: Callable[[Ending], None],
+        learning: Predicting | None = None,
     ) -> None:
         self.num_leaving = 0
         self.last_step = 0.0  # s, when it ended
@@ -53,6 +56,7 @@ class Outbox:
         self._tally = tally
         self._send = send
         self._end = end
+        self._learning = learning
         self._endings: dict[Request, Ending] = {}
 
     def step(self, start: float, plan: Plan, outcome: Outcome, scheduler: Scheduler) -> None:
@@ -72,6 +76,8 @@ class Outbox:
         if pieces:
             self._send(pieces, end)
         self._tally.step(start, plan, outcome, scheduler)
+        if self._learning is not None:
+            self._learning.stepped(scheduler)
 
     def ended(self, request: Request, num_tokens: int, reason: str, now: float) -> None:
         generation = self._executor.forget(request)
@@ -83,6 +89,8 @@ class Outbox:
                 entry = None if generation.params.logprobs is None else generation.logprobs[-1]
         self._endings[request] = Ending(Piece(request, token, text, entry), num_tokens, reason, now)
         self._tally.ended(request, num_tokens, reason, now)
+        if self._learning is not None:
+            self._learning.ended(request, num_tokens, reason)
 
     def freed(self, request: Request) -> None:
         """Its key is free: whoever is told of the end may use it again."""

@@ -129,7 +129,10 @@ class Service:
             texts=model.tokenizer is not None, probe=engine.look_at(None if refine is None else refine.layer),
         )  # fmt: skip
         self._refining = None if refine is None else Refining(refine.refiner((), (), seed))
-        self._outbox = Outbox(self._executor, tally, send=partial(self._call, live.put), end=partial(self._call, live.end))
+        self._outbox = Outbox(
+            self._executor, tally, send=partial(self._call, live.put), end=partial(self._call, live.end),
+            learning=predicting if predicting is not None and predicting.learns else None,
+        )  # fmt: skip
         self.metrics = Metrics(
             model.name, tally, scheduler, inbox, predicting, self._refining, num_waiting=lambda: self.num_waiting,
             step_age=self._step_age,
