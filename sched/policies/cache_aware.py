@@ -16,7 +16,7 @@ from .sharing import RUNS
 
 class CacheAware(Policy):
     """Key: `rank`; infinity for whom another one warms the cache; 0 for all while more than `max_waiting` wait (released: 128).
-    Non-preemptive.
+    Non-preemptive. When the cache changes, each of the waiting is looked up anew: at most `max_waiting` of them.
 
     shared: tokens (released: 32). Who has no more than these cached, and begins with as many as somebody does who came before
     and waits, is put off. piece: tokens of a piece that `block_hashes` name: prompts are compared in whole pieces. Who runs has

@@ -1,4 +1,4 @@
-"""Least counter first: VTC without its lift, the baseline that shows what the lift is for (VTC, OSDI 2024, section 5)."""
+"""Least counter first: VTC without its lift, the baseline that shows what the lift is for (VTC, OSDI 2024)."""
 
 from __future__ import annotations
 

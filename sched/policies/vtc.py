@@ -14,9 +14,9 @@ class VTC(Sharing):
     `output_price`, each as it is generated, over its weight. The least counter goes first; ties by first arrival.
 
     Who comes while none of its own requests waits is lifted to the least counter of those that wait, or, when nobody does, to
-    that of the client whose queue was the last to become empty (algorithm 2; the released code leaves the second out). So for
-    two clients that both always wait the service differs by at most 2 max(input_price x longest prompt, output_price x KV
-    pool) (theorem 4.4). Left out: the profiled cost function, and adapters.
+    that of the client whose queue was the last to become empty (the released code leaves the second out). So for two clients
+    that both always wait the service differs by at most 2 max(input_price x longest prompt, output_price x KV pool). Prices
+    over weight are rounded to 2^-20. Left out: the profiled cost function, and adapters.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""VTC that charges the predicted output at admission, and corrects it as tokens come (VTC, OSDI 2024, section 4.4)."""
+"""VTC that charges the predicted output at admission, and corrects it as tokens come (VTC, OSDI 2024)."""
 
 from __future__ import annotations
 

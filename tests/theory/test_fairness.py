@@ -75,7 +75,7 @@ def difference(points: list[dict[str, float]], a: float = 1.0, b: float = 1.0) -
 
 @pytest.mark.parametrize("pool", [POOL, 160], ids=["roomy", "preempting"])
 def test_vtc_bounds_the_difference_between_two_backlogged_clients(pool):
-    """Theorem 4.4: at most 2 max(w_p L, w_q M) in any interval. First come, first served does not keep to it."""
+    """As published: at most 2 max(w_p L, w_q M) in any interval. First come, first served does not keep to it."""
     most = max(INPUT * PROMPT, OUTPUT * pool)
     for seed in range(2):
         case = backlogs(seed, pool=pool)
@@ -92,7 +92,7 @@ def test_vtc_bounds_it_by_weight():
 
 def test_right_predictions_at_admission_leave_no_more_than_one_request_between_counters():
     """Then all is charged at admission, to the least counter: the counters of clients that wait differ by at most one request.
-    Charged as they come, answers in progress come on top: what predictions are for (section 4.4)."""
+    Charged as they come, answers in progress come on top: what predictions are for."""
     case = backlogs(4)
     case = replace(case, asks=tuple(replace(a, prediction=LengthDistribution.point(a.output_len)) for a in case.asks))
     dearest = max(INPUT * a.prompt_len + OUTPUT * a.output_len for a in case.asks)
