@@ -178,7 +178,7 @@ def check_policy(
     Conservation of requests and KV at every step; `key` pure, and constant while a request waits unless `key_epoch` moves or
     `turned` names it; `may_preempt` never both ways; determinism; fast-forward == single step; non-anticipation; no preemption
     for a slot unless `preemptive`; with equal predictions that nobody outlives, FCFS (constant_is_fcfs; None: where the policy
-    needs predictions, and no objectives or step times beside); conservation and fast-forward again with predictions that are
+    needs predictions, and no objectives, step times or clients beside); conservation and fast-forward again with predictions that are
     refined; the overtaking bound, where the policy has `overtaking_horizon(req, view)`. Conservation, fast-forward and
     non-anticipation again with a prefix cache and swap tiers. scheduler: one with other parts, made anew for every run.
     """
@@ -202,7 +202,7 @@ def check_policy(
             assert not after.num_preemptions, f"not preemptive, but preempted for a slot; case {i}"
         needs = engine.policy.needs
         predicts = bool({"prediction", "distribution"} & needs)
-        if constant_is_fcfs or (constant_is_fcfs is None and predicts and not {"slo", "step_time"} & needs):
+        if constant_is_fcfs or (constant_is_fcfs is None and predicts and not {"slo", "step_time", "client"} & needs):
             even = hostile(rng, ample=True, constant=64.0)
             even = Hostile(**{**vars(even), "delay": [0.0] * len(even.delay)})
             _same("constant prediction == FCFS", i, run(FCFS(), even)[0], run(make(), even)[0])
