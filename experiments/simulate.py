@@ -109,7 +109,7 @@ def compose(
     if isinstance(node, Mapping) and "model" in node:
         parts["model"] = model
     if not getattr(stage, "schedules", True):  # somebody else's server decides all that
-        parts |= dict.fromkeys(("policy", "batching", "kv", "preemption", "admission", "victim", "limits"))
+        parts |= dict.fromkeys(("policy", "batching", "kv", "preemption", "limits"))
     nodes = {group: _node(group, part) for group, part in parts.items() if part is not None}
     if "model" in nodes and not isinstance(nodes["model"], Mapping):
         nodes["executor"] = stage(**{**_arguments(nodes["executor"]), "model": nodes.pop("model")})

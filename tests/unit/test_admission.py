@@ -12,6 +12,8 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
 import lengthwise
+from lengthwise.experiments.nodes import load_stage
+from lengthwise.experiments.simulate import compose
 from lengthwise.sched import LengthDistribution, Request, Scheduler
 from lengthwise.sched.admission import Admission, FuturePeak, History, MaxTokens, Predicted, Quantile
 from lengthwise.sched.contract import check_policy, hostile, rehearse
@@ -241,3 +243,14 @@ def test_the_rule_waits_for_predictions_that_it_needs():
     assert play(Case((late,)), scheduler=partial(Scheduler, admission=FuturePeak())).requests[0]._first_scheduled >= 1.0
     assert play(Case((late,)), scheduler=partial(Scheduler, admission=MaxTokens())).requests[0]._first_scheduled == 0.0
     assert play(Case((late,)), policy=SJF()).requests[0]._first_scheduled >= 1.0
+
+
+@pytest.mark.parametrize("part", [{"admission": "max_tokens"}, {"victim": "least_computed"}], ids=["admission", "victim"])
+def test_a_server_is_not_asked_for_what_it_does_not_know(part):
+    """What would be left out without a word is refused."""
+    executor = {"_target_": "lengthwise.experiments.remote_stage.RemoteStage", "target": "http://127.0.0.1:1"}
+    (group,) = part
+    for stage in (executor, "served"):
+        cfg = compose(executor=stage, predictor="none", model="tiny", rate=1.0, **part)
+        with pytest.raises(ValueError, match=group):
+            load_stage(cfg).check(cfg)
