@@ -46,7 +46,13 @@ from lengthwise.sched.prediction import survival_at
 NODES = sorted(Path(next(iter(lengthwise.conf.__path__))).glob("predictor/*.yaml"))
 TEXT = (Ridge, GBDT)
 # Nodes whose contract is checked in a test of their own, and why.
-APART = {"embedding": "its encoder is an extra's", "ensemble": "it fits its members six times"}
+CHECKPOINT = dict.fromkeys(
+    ("encoder", "encoder_regression", "ltr_ranker", "pars", "s3", "ssjf"), "it fine-tunes a checkpoint"
+)  # fmt: skip
+APART = {
+    "embedding": "its encoder is an extra's", "ensemble": "it fits its members six times", **CHECKPOINT,
+    "self_estimate": "it reads a file of estimates",
+}  # fmt: skip
 
 
 def node(path: Path) -> dict[str, Any]:
