@@ -283,8 +283,9 @@ def stub(monkeypatch: pytest.MonkeyPatch) -> Stub:
     return made
 
 
-def test_p6_embedding_keeps_the_contract(stub: Stub, tmp_path: Path) -> None:
-    check_predictor(lambda: Embedding(**QUICK), tmp_path, new_process=False)
+@pytest.mark.parametrize("num_terms", [0, 300])
+def test_p6_embedding_keeps_the_contract(stub: Stub, tmp_path: Path, num_terms: int) -> None:
+    check_predictor(lambda: Embedding(num_terms=num_terms, **QUICK), tmp_path, new_process=False)
 
 
 def test_embedding_reads_the_vector_and_knows_its_encoder(stub: Stub, tmp_path: Path) -> None:
