@@ -178,9 +178,9 @@ def check_policy(
     Conservation of requests and KV at every step; `key` pure, and constant while a request waits unless `key_epoch` moves or
     `turned` names it; `may_preempt` never both ways; determinism; fast-forward == single step; non-anticipation; no preemption
     for a slot unless `preemptive`; with equal predictions that nobody outlives, FCFS (constant_is_fcfs; None: where the policy
-    needs predictions, and no objectives, step times or clients beside); conservation and fast-forward again with predictions that are
-    refined; the overtaking bound, where the policy has `overtaking_horizon(req, view)`. Conservation, fast-forward and
-    non-anticipation again with a prefix cache and swap tiers. scheduler: one with other parts, made anew for every run.
+    needs predictions, and no objectives, step times or clients beside); conservation and fast-forward again with predictions
+    that are refined; the overtaking bound, where the policy has `overtaking_horizon(req, view)`. Conservation, fast-forward
+    and non-anticipation again with a prefix cache and swap tiers. scheduler: one with other parts, made anew for every run.
     """
 
     def run(policy: Policy, case: Hostile, **how: Any) -> tuple[Log, Scheduler]:

@@ -42,3 +42,26 @@ def test_an_engine_is_profiled_validated_and_run(tmp_path):
     assert summary["cell"]["executor"] == "native" and summary["cell"]["load"] == 0.5
     again = lengthwise("run", *native, "workload=synthetic_short", "load=0.5", folder=tmp_path)
     assert again.returncode == 0 and "found: " in again.stdout
+
+
+def test_a_probe_is_trained_read_on_the_engine_and_replayed(tmp_path):
+    small = ["workload=synthetic_short", "num_requests=60", "layer=1", "every=4", "width=8", "bins.num=4"]
+    done = lengthwise("probe", "model=tiny", *small, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    folder = tmp_path / "probes" / "tiny-synthetic_short"
+    assert "probe, filtered" in done.stdout and "refine=replay" in done.stdout
+    assert {"probe.json", "probe.npz", "traces.parquet"} <= {path.name for path in folder.iterdir()}
+
+    common = ["policy=srpt", "predictor=constant", "workload=synthetic_short", "rate=20", "num_requests=30", "wandb=off"]
+    native = [*common, "model=tiny", "executor=native", "refine=probe", f"refine.path={folder}", "name=read"]
+    done = lengthwise("run", *native, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (summary,) = (json.loads(path.read_text()) for path in (tmp_path / "runs/read").rglob("summary.json"))
+    assert summary["cell"]["refine"] == "probe" and summary["metrics"]["num_finished"] > 0
+
+    refused = lengthwise("run", *common, "refine=probe", f"refine.path={folder}", "name=blind", folder=tmp_path)
+    assert refused.returncode and "this executor gives none" in refused.stderr + refused.stdout
+    wanting = lengthwise("run", *common, "refine=replay", "name=wanting", folder=tmp_path)
+    assert wanting.returncode and "names no traces" in wanting.stderr + wanting.stdout
+    short = lengthwise("probe", "model=tiny", "workload=synthetic_short", "num_requests=5", "layer=0", folder=tmp_path)
+    assert short.returncode and "20 answers are needed" in short.stderr
