@@ -51,6 +51,9 @@ def run_cell(cfg: Config, prepared: Prepared) -> Run:
     if needs and predicted.columns is None:
         parts = ", ".join(f"{group} {name(cfg, group)}" for group in ("policy", "admission", "victim") if cfg.get(group))
         raise ValueError(f"{parts} needs a {'/'.join(sorted(needs))}; predictor is none")
+    refined = None if refine is None else refine.check(dataset.name, dataset.unit, dataset.asked(), dataset.output_len)
+    if refine is not None and predicted.columns is not None and predicted.columns.is_rank_only:
+        raise ValueError(f"refine={name(cfg, 'refine')} says lengths, and predictor {name(cfg, 'predictor')} only an order")
     refiner = None if refine is None else refine.refiner(workload.rows, workload.output_len, cfg["seed"])
     recorder = Recorder(window=(counted.begin, counted.end))
     source = requested.source(gate=bool(needs))
@@ -83,6 +86,7 @@ def run_cell(cfg: Config, prepared: Prepared) -> Run:
     run.summary["volatile"].update(stage.measured(executor, cpu, int(run.steps["num_steps"].sum())))
     run.workload = workload
     marks = [REFINED] if refine is not None and refine.reads_truth else []
+    marks += [] if refined is None else [refined]
     marks += [*stage.marks(cfg, run), *load_marks(cfg), *session_marks(run, workload, requested.rate)]
     run.summary["provenance"]["marks"] = [*predicted.info.get("marks", []), *marks]
     return run

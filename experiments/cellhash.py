@@ -44,7 +44,7 @@ READERS = frozenset(  # modules of experiments/ that start cells or read their r
     )
 )  # fmt: skip
 SOURCES = (".py", ".yaml", ".parquet")  # embedded data counts as code
-NAMING = ("path", "artefact")  # keys whose values are files or folders, whatever they are called
+NAMING = ("path", "artefact", "folder", "model")  # keys whose values are files or folders, whatever they are called
 SERVING = ("engine/server", "experiments/serve_app.py", "experiments/serve_cell.py")
 OUTSIDE = ("experiments/figures/", f"{SERVING[0]}/")
 SERVED = "lengthwise.experiments.served_stage.ServedStage"  # what its cells measure goes through the server
@@ -134,7 +134,7 @@ def files(node: Any) -> dict[str, str]:
     paths = {part[key] for part in _mappings(node) for key in NAMING if isinstance(part.get(key), str)}
     for text in _strings(node):
         named = "/" in text or text.endswith(".yaml") or text in paths
-        for path in ([Path(data).expanduser() / text] if data and text else []) + ([Path(text)] if named else []):
+        for path in ([Path(data).expanduser() / text] if data and text else []) + ([Path(text).expanduser()] if named else []):
             if path.is_file() or (("/" in text or text in paths) and path.exists()):
                 found[text] = _hash(path)
                 if (answers := path.parent / "requests.parquet").is_file():  # of the cell that kept a workload

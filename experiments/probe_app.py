@@ -7,9 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import hydra
+import numpy as np
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
+
+from lengthwise.predictors.artefact import data_hash
+from lengthwise.predictors.near_duplicates import prompt_keys
 
 from .composer import plain
 from .hints import print_error, run_app
@@ -50,13 +54,16 @@ def probe(cfg: Config, out: Path, say: Any) -> list[str]:
     readings, run = record(asked, cfg["every"], cfg["layer"])
     say(f"{len(readings)} readings of {len(set(readings.row.tolist()))} answers, {readings.hidden.shape[1]} numbers each")
     provenance = run.summary["provenance"]
-    about = {"engine": provenance["engine"], "workload": provenance["workload"]["name"], "lengths": provenance["lengths"]}
+    dataset = load_dataset(asked)
+    about = {"engine": provenance["engine"], "lengths": provenance["lengths"], "workload": dataset.name, "unit": dataset.unit}
+    texts = dataset.asked(np.unique(readings.row)).texts
+    seen = None if texts is None else np.unique(prompt_keys(texts))
     trained = train(
         readings, layer=cfg["layer"], every=cfg["every"], num_bins=cfg["bins"]["num"], most=cfg["bins"]["most"],
-        width=cfg["width"], seed=cfg["seed"], about=about, say=say,
+        width=cfg["width"], seed=cfg["seed"], about=about, seen=seen, say=say,
     )  # fmt: skip
     trained.probe.save(out)
-    write_traces(readings, trained.expected, out / TRACES)
+    write_traces(readings, trained.expected, out / TRACES, data_hash(dataset.asked(), dataset.output_len))
     return [
         "of whole lengths, at readings whose prompt (or one much like it) no probe had seen:", *table(trained.scores),
         f"written: {out}", f"use it: executor=native refine=probe refine.path={out}, or in simulation refine=replay "

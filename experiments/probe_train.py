@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from lengthwise.predictors.folds import grouped_folds
 from lengthwise.predictors.refine_probe import Bins, Filter, Network, RefineProbe, point
+from lengthwise.predictors.refine_replay import OF
 from lengthwise.predictors.scores import kendall_tau
 from lengthwise.predictors.splits import joint_groups
 from lengthwise.sched import Request
@@ -115,6 +116,7 @@ def train(
     width: int = 512,
     seed: int = 0,
     about: dict[str, Any] | None = None,
+    seen: NDArray[np.uint64] | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> Trained:
     """Fit on all readings, and score on readings whose group was left out. most: tokens, upper end of the bins; None: the
@@ -137,7 +139,8 @@ def train(
     }  # fmt: skip
     say("fitting on all readings")
     network = Network.fit(readings.hidden, target, num_bins, width, seed)
-    probe = RefineProbe(network, bins, layer, every, {**(about or {}), "scores": scores, "num_readings": len(readings)})
+    told = {**(about or {}), "scores": scores, "num_readings": len(readings)}
+    probe = RefineProbe(network, bins, layer, every, told, np.zeros(0, dtype=np.uint64) if seen is None else seen)
     return Trained(probe, expected, alone, scores)
 
 
@@ -171,10 +174,11 @@ def _score(total: NDArray[np.int64], expected: NDArray[np.float64]) -> dict[str,
     return {"kendall_tau": kendall_tau(expected, total), "mae": float(np.mean(np.abs(expected - total)))}
 
 
-def write_traces(readings: Readings, expected: NDArray[np.float64], path: Path) -> None:
-    """What predictors/refine_replay.py reads."""
+def write_traces(readings: Readings, expected: NDArray[np.float64], path: Path, of: str | None = None) -> None:
+    """What predictors/refine_replay.py reads. of: the hash of the rows that the traces are of."""
     columns = {"row": readings.row, "generated": readings.generated, "expected": expected}
-    pq.write_table(pa.table(columns), path, compression="zstd")
+    table = pa.table(columns).replace_schema_metadata(None if of is None else {OF: of.encode()})
+    pq.write_table(table, path, compression="zstd")
 
 
 def table(scores: dict[str, Any]) -> list[str]:

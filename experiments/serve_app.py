@@ -78,9 +78,10 @@ def compose_service(cfg: Config, settings: Settings) -> tuple[Service, dict[str,
         policy, limits = load_policy(cfg), cfg["limits"]
         engine = stage.loaded()
         refine = make(cfg.get("refine"))
-        if refine is not None and refine.reads_truth:
-            name = cfg["choices"].get("refine")
-            raise ValueError(f"refine={name} knows how long answers will be, which nobody does here")
+        if refine is not None and not refine.serves:
+            raise ValueError(
+                f"refine={cfg['choices'].get('refine')} knows what a workload's answers were; a server's are to come"
+            )
         told = told_by(cfg, f"{engine.model.name} tokens")
         check_lengths(cfg, told)
         service = Service(

@@ -151,7 +151,9 @@ def _node(group: str, part: Any) -> Any:
         raise ValueError(f"no {group} called {part!r}; there are {', '.join(names)}")
     node = OmegaConf.to_container(OmegaConf.create(file.read_text()), resolve=False)
     if isinstance(node, dict):
-        node.pop("defaults", None)  # for Hydra: what else a choice brings with it
+        for base in node.pop("defaults", ()):  # of its own group; what else a choice brings with it is for Hydra
+            if isinstance(base, str) and base != "_self_":
+                node = {**_node(group, base), **node}
     return node
 
 

@@ -54,7 +54,8 @@ def data_hash(prompts: Prompts, lengths: ArrayLike, censored: ArrayLike | None =
     if prompts.client is not None:
         digest.update(json.dumps(["client", list(prompts.client)]).encode())
     if prompts.answers_before is not None:
-        digest.update(json.dumps(["answers_before", [list(map(int, row)) for row in prompts.answers_before]]).encode())
+        before = [None if row is None else [int(n) for n in row] for row in prompts.answers_before]
+        digest.update(json.dumps(["answers_before", before]).encode())
     return digest.hexdigest()
 
 
@@ -68,12 +69,14 @@ def save(predictor: LengthPredictor, folder: Path, provenance: Mapping[str, Any]
         raise ValueError(f"predictor {predictor.name} has no unit: say how its training lengths were counted (predictor.unit)")
     state = predictor.state()
     arrays = dict(state.arrays) if predictor.seen is None else {**state.arrays, _SEEN: predictor.seen}
+    if objects := [name for name, array in arrays.items() if array.dtype.hasobject]:  # they would be pickled
+        raise ValueError(f"predictor {predictor.name}: array {objects[0]} holds Python objects, which an artefact does not")
     folder.mkdir(parents=True, exist_ok=True)
     digests = {}
     for name, text in sorted(state.texts.items()):
         digests[f"{name}.txt"] = _write(folder / f"{name}.txt", text.encode("utf-8", "surrogatepass"))
     with (folder / "arrays.npz.part").open("wb") as file:
-        np.savez(file, allow_pickle=False, **arrays)
+        np.savez(file, **arrays)
     raw = (folder / "arrays.npz.part").read_bytes()
     os.replace(folder / "arrays.npz.part", folder / "arrays.npz")
     digests["arrays.npz"] = hashlib.sha256(raw).hexdigest()

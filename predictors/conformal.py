@@ -59,7 +59,7 @@ class Conformal(LengthPredictor):
         return {**super().settings(), "inner": described(self.inner)}
 
     def learn(self, rows: TrainingRows) -> None:
-        fold = rows.folds(round(1.0 / self.share))
+        fold = rows.folds(round(1.0 / self.share))  # as near to the share as whole folds come
         held = np.flatnonzero(fold == 0)
         self._inner = taught(self.inner, rows, np.flatnonzero(fold != 0))
         self._scale = float(np.median(rows.lengths))

@@ -23,8 +23,10 @@ COLUMNS: tuple[str, ...] = (*FEATURES, *CONTEXT)
 _FADE = 0.6  # weight of an answer against the one after it, in `context_recent`
 
 
-def _row(before: Sequence[int], prompt_len: float) -> tuple[float, ...]:
+def _row(before: Sequence[int] | None, prompt_len: float) -> tuple[float, ...]:
     """log1p tokens each; the turn as log1p of its number from 0."""
+    if before is None:
+        return (nan,) * len(CONTEXT)
     if not len(before):
         return (0.0, *(nan,) * 7, log1p(prompt_len))
     logs = [log1p(n) for n in before]

@@ -52,8 +52,8 @@ class History(LengthPredictor):
         client = rows.prompts.client
         self._middle = float(np.median(observed))
         before, number = _earlier(rows.prompts, offset)
-        others = _others(client, observed)
-        refuse_label_columns(np.column_stack([before, others]), ("earlier answers", "client"), observed)
+        means = _means(client, observed)
+        refuse_label_columns(np.column_stack([before, means]), ("earlier answers", "client"), observed)
         y = lift_censored(np.full(len(observed), self._middle), observed, cut)
 
         def error(credibility: float) -> float:
@@ -112,7 +112,7 @@ class History(LengthPredictor):
 
 def _earlier(prompts: Prompts, offset: float) -> tuple[Floats, Floats]:
     """Mean soft-log length of a row's earlier answers (N,), NaN where there is none, and their number (N,)."""
-    rows: Sequence[Sequence[int]] = prompts.answers_before if prompts.answers_before is not None else [()] * len(prompts)
+    rows: list[Sequence[int]] = [row or () for row in prompts.answers_before or [()] * len(prompts)]
     number = np.array([len(row) for row in rows], dtype=np.float64)
     return np.array([np.mean(soft_log(row, offset)) if len(row) else np.nan for row in rows]), number
 
@@ -126,10 +126,10 @@ def _rows_of(client: Sequence[str | None] | None) -> dict[str, NDArray[np.int64]
     return {name: np.array(at, dtype=np.int64) for name, at in found.items()}
 
 
-def _others(client: Sequence[str | None] | None, observed: Floats) -> Floats:
-    """The mean of a client's other answers (N,), NaN where there is none: equal to the label where the client is its name."""
+def _means(client: Sequence[str | None] | None, observed: Floats) -> Floats:
+    """The mean of a client's answers (N,), NaN where there is one alone: equal to the label where the client is its name."""
     out = np.full(len(observed), np.nan)
     for at in _rows_of(client).values():
         if len(at) > 1:
-            out[at] = (observed[at].sum() - observed[at]) / (len(at) - 1)
+            out[at] = observed[at].mean()
     return out

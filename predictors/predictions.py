@@ -37,6 +37,10 @@ class Predictions:
     def __len__(self) -> int:
         return len(self.score)
 
+    @property
+    def is_rank_only(self) -> bool:
+        return self.point is None and self.survival is None
+
     def row(self, i: int) -> LengthDistribution:
         """Row i as the object a Request carries."""
         if self.point is not None:

@@ -23,7 +23,7 @@ class Prompts:
     prompt_len: NDArray[np.float64]
     texts: Sequence[str] | None = None
     client: Sequence[str | None] | None = None
-    answers_before: Sequence[Sequence[int]] | None = None
+    answers_before: Sequence[Sequence[int] | None] | None = None
 
     def __post_init__(self) -> None:
         lens = np.asarray(self.prompt_len, dtype=np.float64)
@@ -49,14 +49,14 @@ class Prompts:
 
     @classmethod
     def of(cls, requests: Sequence[Request]) -> Prompts:
-        """What the requests say; a column is None when any of them does not say it."""
+        """What the requests say. There are texts only where all have one, so that nothing depends on the company of a row."""
         lens = np.array([r.prompt_len for r in requests], dtype=np.float64)
         texts = [r.prompt for r in requests if r.prompt is not None]
         client = [r.client for r in requests]
-        before = [r.answers_before for r in requests if r.answers_before is not None]
+        before = [r.answers_before for r in requests]
         return cls(
             lens,
             texts if len(texts) == len(requests) else None,
             None if all(name is None for name in client) else client,
-            before if len(before) == len(requests) else None,
+            None if all(row is None for row in before) else before,
         )

@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike
 from lengthwise.sched import LengthDistribution, Request
 
 from .oracle import true_lengths
+from .prompts import Prompts
 
 TO_SIGMA = math.sqrt(math.pi / 2.0)  # the mean absolute value of a Gaussian error is sigma x sqrt(2 / pi)
 
@@ -25,6 +26,7 @@ class RefineOracle:
     off at 1 token, which makes the realised one a little smaller (TRAIL, ICLR 2025; ORACLE_MAE in its released code)."""
 
     reads_truth: ClassVar[bool] = True
+    serves: ClassVar[bool] = False  # nobody knows there how long answers will be
     layer: ClassVar[int | None] = None  # of the model, whose hidden states it wants: none
 
     def __init__(self, every: int = 8, mae: float = 0.0) -> None:
@@ -33,6 +35,9 @@ class RefineOracle:
         if not 0.0 <= mae < math.inf:
             raise ValueError(f"mae={mae}: a finite number of tokens >= 0 is needed")
         self.every, self.mae = every, mae
+
+    def check(self, name: str, unit: str, prompts: Prompts, output_len: ArrayLike) -> None:
+        """Whether it can be used on this workload: the truth is there of any."""
 
     def refiner(self, rows: ArrayLike, output_len: ArrayLike, seed: int) -> Remaining:
         """The Refiner of one run, of requests 0 .. N - 1 with these dataset rows (N,) and true lengths (N,) in tokens."""

@@ -19,6 +19,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from lengthwise.sched import LengthDistribution, Request
 
+from .near_duplicates import prompt_keys
+from .prompts import Prompts
+
 Floats = NDArray[np.float64]
 FORMAT = 1
 FILES = ("probe.json", "probe.npz")
@@ -79,8 +82,10 @@ class Network:
         x = np.asarray(hidden, dtype=np.float32)
         mean, spread = x.mean(axis=0, dtype=np.float64), x.std(axis=0, dtype=np.float64)
         scale = np.where(spread > 1e-6, spread, 1.0)  # a column that never changes says nothing
+        counts = np.bincount(bins)
+        enough = len(x) >= 200 and counts[counts > 0].min() >= 10  # in each bin, for some of them to be held out
         model = MLPClassifier(
-            (width,), alpha=1e-3, batch_size=min(256, len(x)), early_stopping=len(x) >= 200, n_iter_no_change=5, max_iter=60,
+            (width,), alpha=1e-3, batch_size=min(256, len(x)), early_stopping=bool(enough), n_iter_no_change=5, max_iter=60,
             learning_rate_init=3e-3, random_state=seed,
         )  # fmt: skip
         with threadpool_limits(limits=1), warnings.catch_warnings():
@@ -130,15 +135,32 @@ class Filter:
 @dataclass(frozen=True)
 class RefineProbe:
     """every: decode steps from one reading to the next. layer: of the model, whose hidden states are read. about: what it was
-    trained on (model, unit, rows, scores), JSON values."""
+    trained on (engine, workload, unit, scores), JSON values. seen: hashes of the prompts it was trained on."""
 
     network: Network
     bins: Bins
     layer: int
     every: int = 8
     about: Mapping[str, Any] = field(default_factory=dict)
+    seen: NDArray[np.uint64] = field(default_factory=lambda: np.zeros(0, dtype=np.uint64))
 
     reads_truth: ClassVar[bool] = False
+    serves: ClassVar[bool] = True
+
+    def check(self, name: str, unit: str, prompts: Prompts, output_len: ArrayLike) -> str | None:
+        """Refuse a workload whose prompts it has learned from, or that counts tokens of another model. Returns the mark of one
+        without texts, of which that cannot be known."""
+        if prompts.texts is None:
+            mark = f"the probe may have learned from these rows: {name} has no texts to tell"
+            return mark if name == self.about.get("workload") else None
+        if (known := self.about.get("unit")) not in (None, unit):
+            raise ValueError(f"the probe counts lengths as {known!r}, the workload as {unit!r}")
+        if num_seen := int(np.isin(prompt_keys(prompts.texts), self.seen).sum()):
+            raise ValueError(
+                f"the probe has learned from {num_seen} of the {len(prompts)} prompts of {name}: give it others, or, in "
+                "simulation, refine=replay, whose traces are out of fold"
+            )
+        return None
 
     def refiner(self, rows: ArrayLike, output_len: ArrayLike, seed: int) -> Reading:
         """The Refiner of one run; it needs the hidden states of an engine that computes."""
@@ -150,7 +172,7 @@ class RefineProbe:
         page = {"format": FORMAT, "num_bins": self.bins.num, "most": self.bins.most, "layer": self.layer, "every": self.every}
         (folder / FILES[0]).write_text(json.dumps({**page, "about": self.about}, indent=1, allow_nan=False) + "\n")
         with (folder / FILES[1]).open("wb") as file:
-            np.savez(file, allow_pickle=False, **vars(self.network))
+            np.savez(file, seen=self.seen, **vars(self.network))  # type: ignore[arg-type]
 
 
 def load(path: str | None, every: int | None = None) -> RefineProbe:
@@ -166,11 +188,12 @@ def load(path: str | None, every: int | None = None) -> RefineProbe:
     if page.get("format") != FORMAT:
         raise ValueError(f"{folder}: a probe of format {page.get('format')!r}, this version reads {FORMAT}")
     with np.load(folder / FILES[1], allow_pickle=False) as stored:
-        network = Network(**{name: stored[name] for name in stored.files})
+        arrays = {name: stored[name] for name in stored.files}
     steps = page["every"] if every is None else every
     if steps < 1:
         raise ValueError(f"refine.every={steps} decode steps: at least 1")
-    return RefineProbe(network, Bins(page["num_bins"], page["most"]), page["layer"], steps, page["about"])
+    seen = arrays.pop("seen")
+    return RefineProbe(Network(**arrays), Bins(page["num_bins"], page["most"]), page["layer"], steps, page["about"], seen)
 
 
 class Reading:

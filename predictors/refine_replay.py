@@ -11,8 +11,12 @@ from numpy.typing import ArrayLike, NDArray
 
 from lengthwise.sched import LengthDistribution, Request
 
+from .artefact import data_hash
+from .prompts import Prompts
+
 Trace = tuple[NDArray[np.int64], NDArray[np.float64]]  # generated tokens, rising, and the whole length expected at each
 COLUMNS = ("row", "generated", "expected")
+OF = b"data_hash"  # of the file's metadata: which rows the traces are of
 
 
 class RefineReplay:
@@ -21,6 +25,7 @@ class RefineReplay:
     one telling to the next. Between two readings the last one before counts. Raises ValueError for a file of another form."""
 
     reads_truth: ClassVar[bool] = False
+    serves: ClassVar[bool] = False  # what was said is of the rows of a workload
     layer: ClassVar[int | None] = None
 
     def __init__(self, path: str | None, every: int = 8) -> None:
@@ -30,6 +35,16 @@ class RefineReplay:
             raise ValueError(f"refine.every={every} decode steps: at least 1")
         self.every, self.path = every, Path(path).expanduser()
         self._traces: Mapping[int, Trace] | None = None
+
+    def check(self, name: str, unit: str, prompts: Prompts, output_len: ArrayLike) -> None:
+        """Raises ValueError for a workload whose rows are not those that the traces are of."""
+        import pyarrow.parquet as pq
+
+        known = {} if not self.path.is_file() else pq.read_schema(self.path).metadata or {}
+        if (of := known.get(OF)) is not None and of.decode() != data_hash(prompts, output_len):
+            raise ValueError(
+                f"{self.path.name} is of other rows than those of {name}, counted in {unit}: replay what was recorded"
+            )
 
     def refiner(self, rows: ArrayLike, output_len: ArrayLike, seed: int) -> Told:
         """The Refiner of one run. Raises ValueError for a dataset row that has no trace."""

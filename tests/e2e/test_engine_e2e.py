@@ -45,7 +45,15 @@ def test_an_engine_is_profiled_validated_and_run(tmp_path):
 
 
 def test_a_probe_is_trained_read_on_the_engine_and_replayed(tmp_path):
-    small = ["workload=synthetic_short", "num_requests=60", "layer=1", "every=4", "width=8", "bins.num=4"]
+    small = [
+        "workload=synthetic_short",
+        "num_requests=60",
+        "layer=1",
+        "every=4",
+        "width=8",
+        "bins.num=4",
+        "executor.lengths=forced",
+    ]
     done = lengthwise("probe", "model=tiny", *small, folder=tmp_path)
     assert done.returncode == 0, done.stderr
     folder = tmp_path / "probes" / "tiny-synthetic_short"
@@ -58,6 +66,7 @@ def test_a_probe_is_trained_read_on_the_engine_and_replayed(tmp_path):
     assert done.returncode == 0, done.stderr
     (summary,) = (json.loads(path.read_text()) for path in (tmp_path / "runs/read").rglob("summary.json"))
     assert summary["cell"]["refine"] == "probe" and summary["metrics"]["num_finished"] > 0
+    assert any("the probe may have learned from these rows" in mark for mark in summary["provenance"]["marks"])
 
     refused = lengthwise("run", *common, "refine=probe", f"refine.path={folder}", "name=blind", folder=tmp_path)
     assert refused.returncode and "this executor gives none" in refused.stderr + refused.stdout

@@ -36,7 +36,7 @@ from lengthwise.predictors.splits import grouped_folds
 from lengthwise.predictors.tfidf import Tfidf, placed_terms, terms
 from lengthwise.predictors.tfidf_gbdt import TfidfGBDT
 from lengthwise.predictors.vector_cache import VectorCache, cache_folder
-from lengthwise.sched import EDGES
+from lengthwise.sched import EDGES, Request
 
 QUICK = {"num_rounds": 20}
 
@@ -481,3 +481,30 @@ def test_what_is_no_member_is_refused() -> None:
     ):  # fmt: skip
         with pytest.raises(ValueError, match=message):
             Ensemble(members)  # type: ignore[arg-type]
+
+
+def test_the_named_choices_are_predictors_in_python_too() -> None:
+    from lengthwise.experiments.simulate import compose as composed
+
+    for name in ("default", "best"):
+        node = composed(policy="srpt", predictor=name)["predictor"]
+        assert node["_target_"].startswith("lengthwise.predictors.") and node["num_terms"] == 30000
+
+
+def test_one_client_who_asks_again_and_again_is_no_leak() -> None:
+    prompts, lengths, censored = synthetic_rows(200)
+    alone = Prompts(prompts.prompt_len, client=["a"] * 200)
+    predictor = History()
+    predictor.fit(alone, lengths, censored)
+    assert np.ptp(predictor.predict_columns(alone).score) == 0.0
+
+
+def test_a_row_without_a_conversation_changes_no_other() -> None:
+    requests = [Request(0, 0.0, 9, answers_before=[300, 280]), Request(1, 0.0, 9)]
+    alone, both = Prompts.of(requests[:1]), Prompts.of(requests)
+    assert both.answers_before == [[300, 280], None] and Prompts.of(requests[1:]).answers_before is None
+    assert np.array_equal(context_features(alone)[0], context_features(both)[0], equal_nan=True)
+    assert np.isnan(context_features(both)[1]).all()
+    predictor = History()
+    predictor.fit(*synthetic_rows(200))
+    assert predictor.predict_columns(both).score[0] == predictor.predict_columns(alone).score[0]

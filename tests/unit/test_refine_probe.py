@@ -19,6 +19,11 @@ from lengthwise.engine.native.tiny import tiny
 from lengthwise.experiments.native_stage import NativeStage
 from lengthwise.experiments.probe_train import Readings, Recording, record, scored, table, train, write_traces
 from lengthwise.experiments.simulate import compose
+from lengthwise.predictors.artefact import data_hash
+from lengthwise.predictors.near_duplicates import prompt_keys
+from lengthwise.predictors.predictions import Predictions
+from lengthwise.predictors.prompt_length import PromptLength
+from lengthwise.predictors.prompts import Prompts
 from lengthwise.predictors.refine_probe import Bins, Filter, Network, RefineProbe, load
 from lengthwise.predictors.refine_replay import RefineReplay
 from lengthwise.sched import Request
@@ -135,7 +140,8 @@ def test_scores_by_generated_tokens():
 def made(bins=4) -> RefineProbe:
     rng = np.random.default_rng(0)
     network = Network(np.zeros(5), np.ones(5), *(rng.standard_normal(s) for s in ((5, 3), (3,), (3, bins), (bins,))))
-    return RefineProbe(network, Bins(bins, 80.0), -2, 4, {"model": "m"})
+    about = {"workload": "asked", "unit": "m tokens"}
+    return RefineProbe(network, Bins(bins, 80.0), -2, 4, about, np.unique(prompt_keys(["Seen before, all of it"])))
 
 
 def test_a_probe_comes_back_as_it_was_saved(tmp_path: Path):
@@ -143,7 +149,8 @@ def test_a_probe_comes_back_as_it_was_saved(tmp_path: Path):
     back = load(str(tmp_path / "probe"))
     x = np.random.default_rng(1).standard_normal((7, 5))
     assert np.array_equal(back.network.chances(x), made().network.chances(x))
-    assert (back.bins, back.layer, back.every, back.about) == (Bins(4, 80.0), -2, 4, {"model": "m"})
+    assert (back.bins, back.layer, back.every, back.about) == (Bins(4, 80.0), -2, 4, made().about)
+    assert np.array_equal(back.seen, made().seen) and back.seen.size == 1
     assert load(str(tmp_path / "probe"), every=16).every == 16 and not back.reads_truth
     assert b"pickle" not in (tmp_path / "probe/probe.npz").read_bytes()
 
@@ -172,6 +179,41 @@ def test_a_reading_is_what_the_filter_expects_and_nothing_where_nothing_was_read
     assert refiner.refine(requests[:1], [8], {}) == [None]
     with pytest.raises(ValueError, match="reads hidden states, and this executor gives none"):
         refiner.refine(requests, [4, 8, 4], None)
+
+
+def test_a_probe_is_not_read_on_prompts_that_it_has_learned_from_nor_in_another_count():
+    fresh, lens = ["A question of another kind"], np.array([5])
+    assert made().check("asked", "m tokens", Prompts(lens, fresh), lens) is None
+    with pytest.raises(ValueError, match="has learned from 1 of the 1 prompts of asked"):
+        made().check("asked", "m tokens", Prompts(lens, ["Seen before, all of it"]), lens)
+    with pytest.raises(ValueError, match="counts lengths as 'm tokens', the workload as 'words'"):
+        made().check("asked", "words", Prompts(lens, fresh), lens)
+    assert "may have learned" in str(made().check("asked", "words", Prompts(lens), lens))
+    assert made().check("another", "words", Prompts(lens), lens) is None
+
+
+def test_a_replay_is_of_the_rows_that_were_recorded(tmp_path: Path):
+    data = Readings(np.array([0]), np.zeros(1, int), np.array([8]), np.array([9]), np.zeros((1, 1)))
+    prompts, lens = Prompts(np.array([5.0])), np.array([9])
+    write_traces(data, np.array([9.0]), tmp_path / "t.parquet", data_hash(prompts, lens))
+    replay = RefineReplay(str(tmp_path / "t.parquet"))
+    replay.check("w", "tokens", prompts, lens)
+    with pytest.raises(ValueError, match="of other rows than those of w"):
+        replay.check("w", "tokens", prompts, lens + 1)
+
+
+def test_lengths_do_not_refine_an_order():
+    with pytest.raises(ValueError, match="says lengths, and predictor Order only an order"):
+        lengthwise.simulate("ltr", Order(), "synthetic", refine="oracle", num_requests=100)
+
+
+class Order(PromptLength):
+    """Ranks alone."""
+
+    name = "order"
+
+    def predict_columns(self, prompts):
+        return Predictions(super().predict_columns(prompts).score)
 
 
 def test_a_replay_tells_the_last_reading_before(tmp_path: Path):
