@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator
 from ..policy import FOREVER, Policy
 from ..ports import View
 from ..request import Request
-from .attendance import Attendance
 from .kinetic import Kinetic
 from .size import By, predicted, size
 
@@ -29,9 +28,6 @@ class HRRN(Policy):
     def __init__(self, by: By = "mean", level: float = 0.9) -> None:
         self._size = size(by, level, tokens=True)
         self._waiting = Kinetic()
-        self._batch = Attendance()
-        self._entries: dict[int, int] = {}  # rid -> order of entry
-        self._num_entries = 0
 
     def key(self, req: Request, view: View) -> float:
         return req.arrival
@@ -42,27 +38,17 @@ class HRRN(Policy):
             yield best
             last = best
 
-    def admit(self, req: Request, view: View) -> bool:
-        self._waiting.remove(req.rid)
-        self._batch.joins(req)
-        return True
-
     def stable(self, view: View) -> tuple[int, float]:
         return FOREVER, self._waiting.until(view.now)
 
     def on_arrival(self, req: Request) -> None:
-        self._num_entries += 1
-        self._entries[req.rid] = self._num_entries
-        self._waits(req)
+        self._waiting.add(req, req.arrival, max(self._size(predicted(req)), 1.0), req._entry)
 
-    def on_steps(self, num_steps: int, view: View) -> None:
-        for req in self._batch.gone(view):
-            self._waits(req)
+    def on_schedule(self, req: Request, view: View) -> None:
+        self._waiting.remove(req.rid)
+
+    def on_preempt(self, req: Request, view: View) -> None:
+        self.on_arrival(req)
 
     def on_finish(self, req: Request) -> None:
-        self._batch.ends(req)
         self._waiting.remove(req.rid)
-        del self._entries[req.rid]
-
-    def _waits(self, req: Request) -> None:
-        self._waiting.add(req, req.arrival, max(self._size(predicted(req)), 1.0), self._entries[req.rid])

@@ -13,8 +13,9 @@ from typing import Literal
 from ..policy import FOREVER, INF, Policy
 from ..ports import View
 from ..request import Phase, Request
-from .attendance import Attendance
 from .size import predicted
+
+_HEARD = ("turned", "stable", "on_arrival", "on_schedule", "on_preempt", "on_steps", "on_finish")
 
 
 class LTR(Policy):
@@ -23,10 +24,9 @@ class LTR(Policy):
     threshold: who has been off the batch for so long is promoted, until it has run for `quantum` (both in `unit`: scheduler
     steps, or seconds); None: no guard. Published: no guard in the main figures, 200 and 10 steps where fairness is measured.
 
-    With the guard each promotion and its end costs O(waiting), for the scheduler can only compute all keys anew; without it
-    keys never move. Departures: a quantum counts from the step that emits a token, so that each promotion is worth at least
-    one (the released code counts steps of prefill too; it swaps, and so never loses them); preemption is what the
-    `preemption` node says.
+    A promotion and its end cost O(log waiting) each. Departures: a quantum counts from the step that emits a token, so that
+    each promotion is worth at least one (the released code counts steps of prefill too; it swaps, and so never loses them);
+    preemption is what the `preemption` node says.
     """
 
     needs = frozenset({"prediction", "preempt"})
@@ -36,32 +36,14 @@ class LTR(Policy):
         self, threshold: float | None = None, quantum: float = 10, unit: Literal["steps", "seconds"] = "steps"
     ) -> None:
         self.guard = None if threshold is None else Promotion(threshold, quantum, unit)
+        for name in _HEARD if self.guard is not None else ():
+            setattr(self, name, getattr(self.guard, name))
 
     def key(self, req: Request, view: View) -> tuple[float, float]:
-        return 0.0 if self.guard is not None and req.rid in self.guard.promoted else 1.0, predicted(req).score
-
-    def key_epoch(self, view: View) -> object:
-        return None if self.guard is None else self.guard.num_moves
+        return 0.0 if self.guard is not None and req in self.guard.promoted else 1.0, predicted(req).score
 
     def stable(self, view: View) -> tuple[int, float]:
-        return (FOREVER, INF) if self.guard is None else self.guard.stable(view)
-
-    def admit(self, req: Request, view: View) -> bool:
-        if self.guard is not None:
-            self.guard.joins(req)
-        return True
-
-    def on_arrival(self, req: Request) -> None:
-        if self.guard is not None:
-            self.guard.arrives(req)
-
-    def on_steps(self, num_steps: int, view: View) -> None:
-        if self.guard is not None:
-            self.guard.advance(num_steps, view)
-
-    def on_finish(self, req: Request) -> None:
-        if self.guard is not None:
-            self.guard.ends(req)
+        return FOREVER, INF
 
 
 class Promotion:
@@ -75,78 +57,76 @@ class Promotion:
             if not 0 < value < math.inf:
                 raise ValueError(f"{name}={value} {unit} must be > 0 and finite")
         self.threshold, self.quantum = threshold, quantum
-        self.promoted: dict[int, float] = {}  # rid -> what was left of its quantum when it last came on the batch
-        self.num_moves = 0  # promotions, and ends of promotions
+        self.promoted: dict[Request, float] = {}  # what was left of its quantum when it last came on the batch
         self._in_seconds = unit == "seconds"
-        self._now = 0.0  # steps, or seconds
-        self._batch = Attendance()
-        self._joined: list[int] = []  # since the last step
-        self._idle: dict[int, float] = {}  # rid -> since when
-        self._due: list[tuple[float, float, int]] = []  # (promotion, idle since, rid); stale where `_idle` says otherwise
-        self._starting: dict[int, Request] = {}  # promoted, on the batch, and not seen decoding yet
-        self._until: dict[int, float] = {}  # rid, promoted and decoding -> when its quantum is used up
-        self._spent: list[tuple[float, int]] = []  # (that, rid); stale where `_until` says otherwise
+        self._now = 0.0  # steps, or seconds: when the step that is planned begins
+        self._idle: dict[Request, float] = {}  # when it is due
+        self._due: list[tuple[float, int, Request]] = []  # a heap of these, stale ones among them
+        self._starting: dict[Request, None] = {}  # promoted, on the batch, and not seen decoding yet
+        self._until: dict[Request, float] = {}  # promoted and decoding: when its quantum is used up
+        self._spent: list[tuple[float, int, Request]] = []  # a heap of these, stale ones among them
 
-    def arrives(self, req: Request) -> None:
-        self._rests(req.rid, req.arrival if self._in_seconds else self._now)
-
-    def joins(self, req: Request) -> None:
-        """It comes on the batch with the step that is planned; it is idle until that is taken."""
-        self._batch.joins(req)
-        self._joined.append(req.rid)
-        if req.rid in self.promoted:
-            self._starting[req.rid] = req
-
-    def advance(self, num_steps: int, view: View) -> None:
-        before, self._now = self._now, view.now if self._in_seconds else self._now + num_steps
-        for req in self._batch.gone(view):
-            self._starting.pop(req.rid, None)
-            if (end := self._until.pop(req.rid, None)) is not None:
-                self.promoted[req.rid] = min(end - before, self.promoted[req.rid])
-            if req.rid not in self._idle:
-                self._rests(req.rid, before)
-        for rid in self._joined:
-            if rid in self._batch:
-                self._idle.pop(rid, None)
-        self._joined.clear()
-        self._start(before)
-        while self._due and self._due[0][0] <= self._now:
-            _, since, rid = heappop(self._due)
-            if self._idle.get(rid) == since:
-                self.num_moves += rid not in self.promoted
-                self.promoted[rid] = self.quantum
-                del self._idle[rid]
-        while self._spent and self._spent[0][0] <= self._now:
-            end, rid = heappop(self._spent)
-            if self._until.get(rid) == end:
-                del self._until[rid], self.promoted[rid]
-                self.num_moves += 1
-
-    def ends(self, req: Request) -> None:
-        self._batch.ends(req)
-        for kept in (self.promoted, self._idle, self._starting, self._until):
-            kept.pop(req.rid, None)
+    def turned(self, view: View) -> list[Request]:
+        """Those promoted now, and those no longer."""
+        if self._in_seconds:
+            self._now = view.now
+        turned: list[Request] = []
+        while _first(self._due, self._idle) <= self._now:
+            req = heappop(self._due)[2]
+            del self._idle[req]
+            if req not in self.promoted:
+                turned.append(req)
+            self.promoted[req] = self.quantum
+        while _first(self._spent, self._until) <= self._now:
+            req = heappop(self._spent)[2]
+            del self._until[req], self.promoted[req]
+            turned.append(req)
+        return turned
 
     def stable(self, view: View) -> tuple[int, float]:
         """(steps, time) until somebody is promoted, or no longer."""
-        self._start(view.now if self._in_seconds else self._now)
-        due, spent = self._due, self._spent
-        while due and self._idle.get(due[0][2]) != due[0][1]:
-            heappop(due)
-        while spent and self._until.get(spent[0][1]) != spent[0][0]:
-            heappop(spent)
-        first = min(due[0][0] if due else INF, spent[0][0] if spent else INF)
+        self._start()
+        first = min(_first(self._due, self._idle), _first(self._spent, self._until))
         if self._in_seconds:
             return FOREVER, first
         return (max(math.ceil(first - self._now), 1) if first < INF else FOREVER), INF
 
-    def _start(self, begin: float) -> None:
-        """The quantum of those who decode now runs from `begin`."""
-        for rid in [rid for rid, req in self._starting.items() if req.phase == Phase.DECODING]:
-            del self._starting[rid]
-            self._until[rid] = begin + self.promoted[rid]
-            heappush(self._spent, (self._until[rid], rid))
+    def on_arrival(self, req: Request) -> None:
+        self._rests(req, req.arrival if self._in_seconds else self._now)
 
-    def _rests(self, rid: int, since: float) -> None:
-        self._idle[rid] = since
-        heappush(self._due, (since + self.threshold, since, rid))
+    def on_schedule(self, req: Request, view: View) -> None:
+        self._idle.pop(req, None)
+        if req in self.promoted:
+            self._starting[req] = None
+
+    def on_preempt(self, req: Request, view: View) -> None:
+        self._starting.pop(req, None)
+        if (end := self._until.pop(req, None)) is not None:
+            self.promoted[req] = min(end - self._now, self.promoted[req])
+        self._rests(req, self._now)
+
+    def on_steps(self, num_steps: int, view: View) -> None:
+        self._start()  # whose prompt is done has had a step of its quantum
+        self._now = view.now if self._in_seconds else self._now + num_steps
+
+    def on_finish(self, req: Request) -> None:
+        for kept in (self.promoted, self._idle, self._starting, self._until):
+            kept.pop(req, None)
+
+    def _start(self) -> None:
+        """The quantum of those who decode now runs."""
+        for req in [req for req in self._starting if req.phase == Phase.DECODING]:
+            del self._starting[req]
+            self._until[req] = self._now + self.promoted[req]
+            heappush(self._spent, (self._until[req], req._entry, req))
+
+    def _rests(self, req: Request, since: float) -> None:
+        self._idle[req] = since + self.threshold
+        heappush(self._due, (since + self.threshold, req._entry, req))
+
+
+def _first(heap: list[tuple[float, int, Request]], times: dict[Request, float]) -> float:
+    """The first time on `heap` that `times` still has; infinity: none. Mutates `heap`: stale ones go."""
+    while heap and times.get(heap[0][2]) != heap[0][0]:
+        heappop(heap)
+    return heap[0][0] if heap else INF
