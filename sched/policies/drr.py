@@ -78,8 +78,10 @@ class DRR(Sharing):
         return left // cost if cost > 0.0 else INF
 
     def admitting(self, client: Client) -> None:
-        self._ring, given = self._turn()
-        self._open = True
+        ring, given = self._turn()
+        if ring[0] is not client:
+            return
+        self._ring, self._open = ring, True
         for other, num in zip(self._ring, given, strict=True):
             other.adjusted += num * self.grant(other)
 

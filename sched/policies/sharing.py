@@ -1,7 +1,7 @@
 """Sharing: an engine among clients, by per-client queues and by what each client has been served.
 
-A policy hears of arrivals, steps and ends. Admissions it sees by looking again at the request it offered last, preemptions by
-being asked for the key of who ran and now waits: so a step costs O(clients), not O(batch).
+What is generated is charged to clients by the step, whatever number of their requests run: a step costs O(clients), not
+O(batch).
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ class Client:
         return self.prices[1] * self.num_decoding
 
     def first(self) -> Request:
-        """Its first waiting request by arrival. Who has ended since it came goes when it surfaces."""
+        """Its first waiting request by arrival. Who has left from the middle goes when it surfaces."""
         queue = self.queue
-        while queue[0][2].phase > Phase.SWAPPED:
+        while (phase := queue[0][2].phase) in RUNS or phase > Phase.SWAPPED:
             heappop(queue)
         return queue[0][2]
 
@@ -78,8 +78,6 @@ class Sharing(Policy):
         self.backlogged: dict[Client, None] = {}  # with somebody who waits
         self.last_left: Client | None = None  # whose queue was the last to become empty
         self._served: dict[Client, None] = {}  # with rows whose every token is charged
-        self._offered: Request | None = None
-        self._gone: dict[Request, None] = {}  # preempted since the last step
         self._new: dict[Request, None] = {}  # admitted, and not seen to decode yet
         self._rows: dict[Request, None] = {}  # decoding, each token charged
         self._ahead: dict[Request, int] = {}  # decoding on tokens paid ahead: the decode step at which these are used up
@@ -111,7 +109,7 @@ class Sharing(Policy):
         return 0
 
     def admitting(self, client: Client) -> None:
-        """A request of `client`, which `pick` names, is being admitted, and not charged yet."""
+        """A request of `client` is being admitted, and not charged yet. `pick` names `client`, but where a guard decides."""
 
     def joining(self, client: Client, arrives: bool) -> None:
         """A request of `client` arrives, or has been preempted, and none of its others waits."""
@@ -125,21 +123,15 @@ class Sharing(Policy):
     # --- what the scheduler asks --------------------------------------------------------------------------------------
 
     def key(self, req: Request, view: View) -> float:
-        if req.phase not in RUNS and (req in self._rows or req in self._new or req in self._ahead):
-            self._gone[req] = None
         return req.arrival
 
     def order(self, waiting: Iterable[Request], view: View) -> Iterator[Request]:
-        self._sync(view)
-        while self.backlogged:
-            req = self._offered = self.pick().first()
+        offered = None
+        while self.backlogged and (req := self.pick().first()) is not offered:  # else it did not fit: nobody goes before it
             yield req
-            self._settle()
-            if self._offered is not None:  # it did not fit: nobody goes before it
-                return
+            offered = req
 
     def stable(self, view: View) -> tuple[int, float]:
-        self._settle()
         if self._new:
             return 1, INF
         steps = self.steps_to_turn(view) if len(self.backlogged) > 1 else INF
@@ -150,13 +142,50 @@ class Sharing(Policy):
     def on_arrival(self, req: Request) -> None:
         self._enqueue(self._client(req), req, arrives=True)
 
+    def on_schedule(self, req: Request, view: View) -> None:
+        self._view = view
+        client = self._client(req)
+        if req not in self._paid:
+            self.admitting(client)
+            client.admissions += 1
+            client.inputs += req.prompt_len
+            self._paid[req] = self.ahead(req)
+            client.outputs += self._paid[req]
+        self._new[req] = None
+        self._dequeue(client)
+
+    def on_preempt(self, req: Request, view: View) -> None:
+        client = self._client(req)
+        if req in self._rows:
+            self._uncount(client, req)
+            self._paid[req] = view.generated(req)
+        else:
+            self._ahead.pop(req, None)
+            self._new.pop(req, None)
+        self._enqueue(client, req, arrives=False)
+
     def on_steps(self, num_steps: int, view: View) -> None:
-        self._sync(view)
+        steps, self._step = view.step - self._step, view.step  # of decoding
+        for client in self._served:
+            client.outputs += steps * client.num_decoding
+        due = self._due
+        while due and (due[0][0] <= view.step or self._ahead.get(due[0][2]) != due[0][0]):
+            at, _, req = heappop(due)
+            if self._ahead.get(req) == at:
+                del self._ahead[req]
+                self._count(req, view.step - at)
+        for req in [r for r in self._new if r.phase == Phase.DECODING]:
+            del self._new[req]
+            more = view.generated(req) - self._paid[req]
+            if more >= 0:
+                self._count(req, more)
+            else:
+                self._ahead[req] = view.step - more
+                heappush(due, (view.step - more, req._entry, req))
 
     def on_finish(self, req: Request) -> None:
         client = self._client(req)
         paid = self._paid.pop(req, None)
-        self._gone.pop(req, None)
         if req in self._rows:
             self._uncount(client, req)
         elif req in self._ahead or req in self._new:
@@ -195,49 +224,6 @@ class Sharing(Policy):
             self.last_left = client
             self.left(client)
 
-    def _settle(self) -> None:
-        """Charge the request offered last, if it was let in."""
-        req = self._offered
-        if req is None or req.phase not in RUNS:
-            return
-        self._offered = None
-        client = self._client(req)
-        heappop(client.queue)
-        if req not in self._paid:
-            self.admitting(client)
-            client.admissions += 1
-            client.inputs += req.prompt_len
-            self._paid[req] = self.ahead(req)
-            client.outputs += self._paid[req]
-        self._new[req] = None
-        self._dequeue(client)
-
-    def _sync(self, view: View) -> None:
-        """Charge what has been generated since the last time."""
-        self._view = view
-        self._settle()
-        for req in self._gone:
-            self._take_back(req, view)
-        self._gone.clear()
-        steps, self._step = view.step - self._step, view.step
-        if steps:
-            for client in self._served:
-                client.outputs += steps * client.num_decoding
-        due = self._due
-        while due and (due[0][0] <= view.step or self._ahead.get(due[0][2]) != due[0][0]):
-            at, _, req = heappop(due)
-            if self._ahead.get(req) == at:
-                del self._ahead[req]
-                self._count(req, view.step - at)
-        for req in [r for r in self._new if r.phase == Phase.DECODING]:
-            del self._new[req]
-            more = view.generated(req) - self._paid[req]
-            if more >= 0:
-                self._count(req, more)
-            else:
-                self._ahead[req] = view.step - more
-                heappush(due, (view.step - more, req._entry, req))
-
     def _count(self, req: Request, tokens: int) -> None:
         """From here on each token of `req` is charged, and `tokens` at once."""
         client = self._client(req)
@@ -251,14 +237,3 @@ class Sharing(Policy):
         client.num_decoding -= 1
         if not client.num_decoding:
             del self._served[client]
-
-    def _take_back(self, req: Request, view: View) -> None:
-        """It waits again."""
-        client = self._client(req)
-        if req in self._rows:
-            self._uncount(client, req)
-            self._paid[req] = view.generated(req)
-        else:
-            self._ahead.pop(req, None)
-            self._new.pop(req, None)
-        self._enqueue(client, req, arrives=False)
