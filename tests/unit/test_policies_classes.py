@@ -14,7 +14,7 @@ from lengthwise.sched.batching import Chunked
 from lengthwise.sched.contract import check_policy, hostile, rehearse
 from lengthwise.sched.kv import Paged
 from lengthwise.sched.policies import FCFS, PSJF, SJF, SRPT
-from lengthwise.sched.policies.colocation import ByOrder, ByVictim, Colocation
+from lengthwise.sched.policies.colocation import Colocation
 from lengthwise.sched.policies.dfs_weight import DFSWeight
 from lengthwise.sched.policies.drr import DRR
 from lengthwise.sched.policies.lcf import LCF
@@ -25,6 +25,7 @@ from lengthwise.sched.policies.sharing import Sharing
 from lengthwise.sched.policies.vtc import VTC
 from lengthwise.sched.policies.vtc_predicted import VTCPredicted
 from lengthwise.sched.policies.wrr import WRR
+from lengthwise.sched.policy import overrides
 
 point = LengthDistribution.point
 
@@ -544,9 +545,10 @@ def test_online_requests_yield_kv_only_when_no_offline_one_holds_any():
 
 
 def test_colocation_takes_the_short_way_where_keys_allow():
-    assert type(Colocation(FCFS(), PSJF())) is Colocation and "victim" not in Colocation(FCFS(), PSJF()).needs
-    assert type(Colocation(SRPT(), FCFS())) is ByVictim
-    assert type(Colocation(FCFS(), VTC())) is ByOrder
+    for inner, own in (((FCFS(), PSJF()), ()), ((SRPT(), FCFS()), ("victim",)), ((FCFS(), VTC()), ("order", "victim"))):
+        both = Colocation(*inner)
+        assert tuple(name for name in ("order", "victim") if overrides(both, name)) == own
+        assert ("victim" in both.needs) == bool(own)
 
 
 def test_offline_yields_at_once():  # S7
