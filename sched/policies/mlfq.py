@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from heapq import heappop, heappush
 
 from ..policy import FOREVER, INF, Policy
 from ..ports import View
-from ..request import Phase, Request
+from ..request import Request
 from .sharing import RUNS
 
 
@@ -55,18 +56,14 @@ class MLFQ(Policy):
         self._live: dict[Request, None] = {}
         self._level: dict[Request, int] = {}  # of those that have changed theirs
         self._joined: dict[Request, float] = {}  # since when (s) it has been on the batch
-        self._gone: dict[Request, None] = {}  # off it again since the last step
         self._zero: dict[Request, float] = {}  # of those on the batch: when (s) their time would have been 0
         self._attained: dict[Request, float] = {}  # of those off the batch (s)
         self._left: dict[Request, float] = {}  # when (s) it last ran, or was promoted
         self._until: dict[Request, float] = {}  # when (s) its time has reached the quantum
         self._due: list[tuple[float, int, Request]] = []  # a heap of these, stale ones among them
-        self._turn: dict[Request, int] = {}  # number of generated tokens at which its key is stored anew
-        self._view: View | None = None
         self._boundary = 0.0  # end of the last step (s)
-        self._longest = 0.0  # step seen (s)
         self._num_steps = 0
-        self._epoch = 0
+        self._rounds = 0  # of promotions
 
     def level(self, req: Request) -> int:
         """The queue that `req` is in."""
@@ -81,45 +78,31 @@ class MLFQ(Policy):
         return self.quantum * self.ratio**level
 
     def key(self, req: Request, view: View) -> tuple[float, float]:
-        joined = self._joined.get(req)
-        if joined is not None:
-            if req.phase in RUNS:
-                return self.level(req), -INF
-            self._gone[req] = None
-            if joined < self._boundary:
-                return self.level(req), -self._boundary
-        return self.level(req), -self._left.get(req, -INF)
+        return self.level(req), -INF if req.phase in RUNS else -self._left.get(req, -INF)
 
-    def key_epoch(self, view: View) -> int:
-        return self._epoch
-
-    def admit(self, req: Request, view: View) -> bool:
-        self._view = view
-        if req in self._gone:
-            del self._gone[req]
-            return True
-        self._joined[req] = view.now
-        self._start(req, view.now - self._attained.get(req, 0.0))
-        return True
+    def turned(self, view: View) -> Iterator[Request]:
+        """Those demoted and promoted, as of the end of the last step."""
+        now, due = self._boundary, self._due
+        while due and due[0][0] < now:
+            until, _, req = heappop(due)
+            if self._until.get(req) == until:
+                self._level[req] = self.level(req) + 1
+                self._start(req, now)
+                yield req
+        rounds = self._num_steps // self.promote_every
+        if self.promote_after is None or rounds == self._rounds:
+            return
+        self._rounds = rounds
+        for req in self._live:
+            if req.phase not in RUNS and self._left.get(req, req.arrival) <= now - self.promote_after:
+                self._level[req] = 0
+                self._left[req] = now
+                yield req
 
     def _start(self, req: Request, zero: float) -> None:
         self._zero[req] = zero
         self._until[req] = until = zero + self._quantum(self.level(req))
         heappush(self._due, (until, req._entry, req))
-
-    def _demote(self, req: Request, now: float) -> None:
-        self._level[req] = self.level(req) + 1
-        self._start(req, now)
-
-    def rekey_at(self, req: Request, generated: int) -> float:
-        """Not after it is demoted, unless steps take longer than any before; then `key_epoch` moves. It may be demoted here."""
-        now = self._view.now if self._view is not None else 0.0
-        if self._until.get(req, INF) < now and self._joined[req] < now:  # not who has just been let in: it has yet to run
-            self._demote(req, now)
-        left = self._until.get(req, now) - now
-        steps = max(int(left / self._longest), 1) if self._longest > 0.0 else 1
-        self._turn[req] = generated + steps
-        return generated + steps
 
     def stable(self, view: View) -> tuple[int, float]:
         due = self._due
@@ -131,40 +114,21 @@ class MLFQ(Policy):
     def on_arrival(self, req: Request) -> None:
         self._live[req] = None
 
-    def on_steps(self, num_steps: int, view: View) -> None:
-        for req in self._gone:
-            self._take_back(req)
-        self._gone.clear()
-        self._boundary = now = view.now
-        self._longest = max(self._longest, view.step_time)
-        due = self._due
-        while due and due[0][0] < now:
-            until, _, req = heappop(due)
-            if self._until.get(req) == until:
-                self._demote(req, now)
-                if req.phase == Phase.DECODING and view.generated(req) < self._turn[req]:
-                    self._epoch += 1
-        rounds = self._num_steps // self.promote_every
-        self._num_steps += num_steps
-        if self.promote_after is not None and self._num_steps // self.promote_every > rounds:
-            self._promote(now - self.promote_after)
+    def on_schedule(self, req: Request, view: View) -> None:
+        self._joined[req] = view.now
+        self._start(req, view.now - self._attained.get(req, 0.0))
 
-    def on_finish(self, req: Request) -> None:
-        for table in (
-            self._live, self._level, self._joined, self._gone, self._zero, self._attained, self._left, self._until, self._turn,
-        ):  # fmt: skip
-            table.pop(req, None)
-
-    def _take_back(self, req: Request) -> None:
+    def on_preempt(self, req: Request, view: View) -> None:
         zero = self._zero.pop(req)
         del self._until[req]
         if self._joined.pop(req) < self._boundary:  # else it never ran
             self._attained[req] = self._boundary - zero
             self._left[req] = self._boundary
 
-    def _promote(self, before: float) -> None:
-        for req in self._live:
-            if req.phase not in RUNS and self._left.get(req, req.arrival) <= before:
-                self._level[req] = 0
-                self._left[req] = self._boundary
-                self._epoch += 1
+    def on_steps(self, num_steps: int, view: View) -> None:
+        self._boundary = view.now
+        self._num_steps += num_steps
+
+    def on_finish(self, req: Request) -> None:
+        for table in (self._live, self._level, self._joined, self._zero, self._attained, self._left, self._until):
+            table.pop(req, None)
