@@ -18,7 +18,7 @@ class ResponseRatio(CacheAware):
         super().__init__(max_waiting, shared, piece)
         self._processed = 0  # tokens prefilled so far
         self._came: dict[Request, int] = {}  # what that was when it came
-        self._prefilling: dict[Request, int | None] = {}  # tokens computed so far; None: as many as were cached
+        self._prefilling: dict[Request, int] = {}  # tokens computed so far
 
     def rank(self, req: Request, view: View) -> float:
         waited = self._processed - self._came.get(req, self._processed)
@@ -28,25 +28,22 @@ class ResponseRatio(CacheAware):
         epoch = super().key_epoch(view)
         return epoch if self._falls_back else (epoch, self._processed)
 
-    def admit(self, req: Request, view: View) -> bool:
-        if req.phase == Phase.WAITING:
-            self._prefilling[req] = None
-        elif view.computed(req) < req.prompt_len + view.generated(req) - 1:  # swapped out while it prefilled
-            self._prefilling[req] = view.computed(req)
-        return True
+    def on_schedule(self, req: Request, view: View) -> None:
+        computed = view.computed(req)
+        if req.phase == Phase.WAITING or computed < req.prompt_len + view.generated(req) - 1:
+            self._prefilling[req] = computed
+
+    def on_preempt(self, req: Request, view: View) -> None:
+        self._prefilling.pop(req, None)
 
     def on_arrival(self, req: Request) -> None:
         super().on_arrival(req)
         self._came[req] = self._processed
 
     def on_steps(self, num_steps: int, view: View) -> None:
-        for req in list(self._prefilling):
-            if req.phase not in (Phase.PREFILLING, Phase.DECODING):
-                del self._prefilling[req]
-                continue
-            before, now = self._prefilling[req], view.computed(req)
-            # of a prompt computed again, with its answer, `cached_len` leaves out what was found of the answer
-            self._processed += max(now - (view.cached_len(req) if before is None else before), 0)
+        for req, before in list(self._prefilling.items()):
+            now = view.computed(req)
+            self._processed += now - before
             if req.phase == Phase.PREFILLING:
                 self._prefilling[req] = now
             else:

@@ -478,10 +478,9 @@ def test_response_ratio_ages_by_tokens_prefilled():
 
 
 def test_response_ratio_counts_the_tokens_of_chunks():
-    for seed in range(6):
+    for seed in range(12):
         policy = ResponseRatio(piece=4)
-        case = hostile(np.random.default_rng([4, seed]), ample=True)
-        log, _ = rehearse(policy, case)
+        log, _ = rehearse(policy, hostile(np.random.default_rng([4, seed]), reuse=seed % 2 > 0))
         assert policy._processed == sum(c[2] for s in log.steps for c in s[2])
 
 
