@@ -17,11 +17,14 @@ class Around(Policy):
         self.needs = policy.needs
         self.preemptive = policy.preemptive
         self.backfill = policy.backfill
-        self.drift = policy.drift
         self.rekey_decides = policy.rekey_decides
         for name in _OWN:
             if not overrides(self, name) and overrides(policy, name):
                 setattr(self, name, getattr(policy, name))
+
+    @property
+    def drift(self) -> float:  # type: ignore[override]  # it may change with `key_epoch`
+        return self.policy.drift
 
     def key(self, req: Request, view: View) -> Key:
         return self.policy.key(req, view)

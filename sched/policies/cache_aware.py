@@ -13,6 +13,8 @@ from ..ports import View
 from ..request import Request
 from .sharing import RUNS
 
+RUNNING = -float(1 << 39)  # below any rank, and finite: a guard puts its own before it
+
 
 class CacheAware(Policy):
     """Key: `rank`; infinity for whom another one warms the cache; 0 for all while more than `max_waiting` wait (released: 128).
@@ -45,7 +47,7 @@ class CacheAware(Policy):
 
     def key(self, req: Request, view: View) -> float:
         if req.phase in RUNS:
-            return -INF
+            return RUNNING
         if self._falls_back:
             return 0.0
         return INF if req in self._later else self.rank(req, view)

@@ -21,6 +21,10 @@ class Guard(Around):
     """`policy`, but for those that `due` has named. Keys of the inner policy are numbers, or tuples that begin with one."""
 
     def __init__(self, policy: Policy) -> None:
+        if isinstance(policy, Guard):
+            raise ValueError(
+                f"{type(self).__name__} around {type(policy).__name__}: both put some before all others; guard what is within"
+            )
         super().__init__(policy)
         self._place: dict[Request, float] = {}  # the keys of the promoted
         if overrides(policy, "order"):

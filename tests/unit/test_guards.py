@@ -12,7 +12,26 @@ from lengthwise.sched import LengthDistribution, Request
 from lengthwise.sched.batching import Chunked
 from lengthwise.sched.contract import Overtaking, check_policy, hostile, overtaking, rehearse
 from lengthwise.sched.kv import Paged
-from lengthwise.sched.policies import FCFS, SRPT, Aging, DeadlineGuard, IdleGuard, OvertakingGuard, Priority, WorkGuard
+from lengthwise.sched.policies import (
+    DRR,
+    EDF,
+    FCFS,
+    HRRN,
+    LLF,
+    LPM,
+    LTR,
+    MLFQ,
+    SRPT,
+    TRAIL,
+    VTC,
+    Aging,
+    DeadlineGuard,
+    Gittins,
+    IdleGuard,
+    OvertakingGuard,
+    Priority,
+    WorkGuard,
+)  # fmt: skip
 from lengthwise.sched.policies.guard import FRONT, Guard
 from lengthwise.sched.policy import Policy, overrides
 from lengthwise.sched.preemption import Preemption
@@ -25,6 +44,21 @@ GUARDS = {
     "overtaking": lambda policy: OvertakingGuard(policy, 3),
     "idle": lambda policy: IdleGuard(policy, 0.15, 4),
     "work": lambda policy: WorkGuard(policy, 1.0, 20.0),
+}
+
+
+WRAPPED = {
+    "ltr": LTR,
+    "ltr_guarded": lambda: LTR(7, 3),
+    "trail": TRAIL,
+    "gittins": lambda: Gittins(4),
+    "vtc": VTC,
+    "drr": lambda: DRR(30.0),
+    "mlfq": lambda: MLFQ(0.006, 1.5, 0.004, 2e-5, promote_after=0.05, promote_every=7),
+    "edf": lambda: EDF(0.1, 0.6),
+    "llf": lambda: LLF(0.1, 0.02, 1.0),
+    "lpm": lambda: LPM(shared=4, piece=4),
+    "hrrn": HRRN,
 }
 
 
@@ -44,6 +78,37 @@ class Ordered(FCFS):
 @pytest.mark.parametrize("guard", GUARDS)
 def test_every_guard_around_every_policy_keeps_the_contract(guard, inner):
     check_policy(lambda: GUARDS[guard](INNER[inner]()), num_cases=3, constant_is_fcfs=inner == "fcfs")
+
+
+def in_order(kind):
+    """`kind`, asserting at every plan that the stored order of who runs is that of its keys, and the promoted come first."""
+
+    class Checked(kind):
+        def stable(self, view):
+            here = [*view.running, *view.prefilling, *view.waiting]
+            first, others = ([self.key(r, view) for r in here if self.is_promoted(r) is it] for it in (True, False))
+            assert not first or not others or max(first) < min(others)
+            if view.running.members:
+                assert view.running.greatest() is max(view.running, key=view.rank)
+            return super().stable(view)
+
+    return Checked
+
+
+@pytest.mark.parametrize("inner", WRAPPED)
+@pytest.mark.parametrize("guard", ["deadline", "idle"])
+def test_a_guard_goes_around_every_kind_of_policy(guard, inner):
+    check_policy(lambda: GUARDS[guard](WRAPPED[inner]()), num_cases=2, constant_is_fcfs=False)
+    for seed in range(4):
+        policy = GUARDS[guard](WRAPPED[inner]())
+        policy.__class__ = in_order(type(policy))
+        rehearse(policy, hostile(np.random.default_rng([8, seed]), 40))
+
+
+@pytest.mark.parametrize("guard", GUARDS)
+def test_a_guard_does_not_go_around_another(guard):
+    with pytest.raises(ValueError, match="around OvertakingGuard: both put some before all others"):
+        GUARDS[guard](OvertakingGuard(SRPT(), 1))
 
 
 @pytest.mark.parametrize("guard", GUARDS)
