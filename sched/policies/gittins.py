@@ -23,8 +23,6 @@ class Gittins(Policy):
     """Key: the Gittins rank of the predicted distribution in tokens, lower first, preemptive. Its age is what has been
     generated, down to a multiple of `quantum` tokens and from there to an edge of the distribution's grid (between two edges
     its hazard rises, whatever the law was). A point's rank is what is left of it, and follows every token.
-
-    A prediction that is replaced when a request has decoded a multiple of `quantum` tokens counts from the next plan on.
     """
 
     needs = frozenset({"distribution", "preempt"})

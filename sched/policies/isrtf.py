@@ -16,27 +16,18 @@ class ISRTF(SRPT):
     """Key: predicted tokens to come. A window is `window` decode steps of the whole batch (50 in ELIS); at its edge, and only
     there, somebody who waits may take the slot or the KV of a running request.
 
-    refined: a predictor replaces the prediction of who decodes after every `window` of its tokens, as ELIS does; keys are then
-    computed anew at those tokens (`rekey_at`).
-
     Departures: a slot that comes free within a window is filled at once (in ELIS it stands empty until the edge), and memory
     that runs out within a window still costs somebody its KV.
     """
 
-    def __init__(self, window: int = 50, refined: bool = False) -> None:
+    def __init__(self, window: int = 50) -> None:
         if window < 1:
             raise ValueError(f"window={window} steps must be >= 1")
         super().__init__("clip")
         self.window = window
-        self.refined = refined
-        self.rekey_decides = refined
 
     def may_preempt(self, incoming: Request, victim: Request, view: View) -> bool:
         return view.step % self.window == 0 and super().may_preempt(incoming, victim, view)
-
-    def rekey_at(self, req: Request, generated: int) -> float:
-        turn = super().rekey_at(req, generated)
-        return min(turn, (generated // self.window + 1) * self.window) if self.refined else turn
 
     def stable(self, view: View) -> tuple[int, float]:
         return (self.window - view.step % self.window if view.num_waiting else FOREVER), INF

@@ -21,9 +21,8 @@ class TRAIL(Policy):
     """Key: predicted tokens to come, at least one; on the batch and past the limit, that minus BELOW (Shahout et al., ICLR
     2025). c = 0 never preempts for a slot (SPJF); c = 1 is SPRPT, where who outlives its prediction is not preempted either.
 
-    refine_every: after how many tokens a predictor replaces the prediction of who decodes (1 in the paper, 8 in its launcher);
-    0: never. What is replaced after a step counts from the next plan on: `rekey_at` announces every such token, so that the
-    stored key is computed anew there and `stable` need not know. The limit is of the prediction that a request came with.
+    The limit is of the prediction that a request came with, however often that is refined (every token in the paper, every 8
+    in its launcher).
 
     Departures: who loses its KV past the limit, because memory has run out, waits by what is left of it; the released code
     sends it to the end of the queue. Its margin and its cap on the number of preemptions, both off there, are left out.
@@ -31,13 +30,10 @@ class TRAIL(Policy):
 
     drift = -1.0
 
-    def __init__(self, c: float = 0.8, refine_every: int = 0) -> None:
+    def __init__(self, c: float = 0.8) -> None:
         if not 0.0 <= c < math.inf:
             raise ValueError(f"c={c} must be >= 0 and finite")
-        if refine_every < 0:
-            raise ValueError(f"refine_every={refine_every} tokens must be >= 0")
         self.c = c
-        self.refine_every = refine_every
         self.preemptive = c > 0.0
         self.needs = frozenset({"prediction", "preempt"} if self.preemptive else {"prediction"})
         self._limits: dict[int, float] = {}  # rid -> generated tokens up to which it may be preempted
@@ -51,10 +47,7 @@ class TRAIL(Policy):
 
     def rekey_at(self, req: Request, generated: int) -> float:
         clip = math.ceil(predicted(req).mean() - 1.0)
-        turns = [t for t in (math.floor(self._limit(req)) + 1, clip) if t > generated]
-        if self.refine_every:
-            turns.append((generated // self.refine_every + 1) * self.refine_every)
-        return min(turns, default=INF)
+        return min((t for t in (math.floor(self._limit(req)) + 1, clip) if t > generated), default=INF)
 
     def drifts(self, req: Request, generated: int) -> bool:
         return predicted(req).mean() - generated > 1.0

@@ -79,9 +79,7 @@ VARIANTS = {
     "trail 0": (lambda: TRAIL(0.0), None),
     "trail 0.3": (lambda: TRAIL(0.3), None),
     "trail 1": (lambda: TRAIL(1.0), None),
-    "trail refined": (lambda: TRAIL(0.5, 3), None),
     "isrtf 4": (lambda: ISRTF(4), None),
-    "isrtf refined": (lambda: ISRTF(5, True), None),
     "gittins 1": (lambda: Gittins(1), None),
     "gittins 7": (lambda: Gittins(7), None),
     "tie, small batch": (lambda: TIE(batch=1, interval=0.5), False),
@@ -132,7 +130,7 @@ def test_an_order_without_lengths_is_not_counted_in(policy):
     [
         (lambda: SJF("median"), "by='median'"), (lambda: SRPT(by="quantile", level=1.0), "level=1.0"),
         (lambda: LTR(0), "threshold=0"), (lambda: LTR(5, -1), "quantum=-1"), (lambda: LTR(5, 1, "hours"), "unit='hours'"),
-        (lambda: TRAIL(-0.1), "c=-0.1"), (lambda: TRAIL(math.nan), "c=nan"), (lambda: TRAIL(1.0, -1), "refine_every=-1"),
+        (lambda: TRAIL(-0.1), "c=-0.1"), (lambda: TRAIL(math.nan), "c=nan"),
         (lambda: ISRTF(0), "window=0"), (lambda: Gittins(0), "quantum=0"), (lambda: LAS(0), "quantum=0"),
         (lambda: TIE(alpha=1.0), "alpha=1.0"), (lambda: TIE(least_weight=0.6), "least_weight=0.6"),
         (lambda: TIE(batch=0), "batch=0"), (lambda: TIE(decay=0.0), "decay=0.0"), (lambda: TIE(interval=0.0), "interval=0.0"),
@@ -169,18 +167,18 @@ class Released:
     def __init__(self, policy: LTR, threshold: int, quantum: int) -> None:
         self.policy, self.threshold, self.quantum = policy, threshold, quantum
         self.idle: dict[Request, int] = {}
-        self.live: dict[Request, None] = {}
         self.runs: dict[Request, int] = {}
         self.promoted: dict[Request, None] = {}
+        self.live: dict[Request, None] = {}
         self.num = [0, 0]
 
+    def __call__(self, scheduler, plan, outcome) -> None:
+        assert outcome.num_steps == 1
         for req in self.live:  # of the steps before: keys are what this plan has stored
             if req.phase < Phase.FINISHED:
                 first, score = self.policy.key(req, scheduler)
                 assert (first == 0) == (req in self.promoted), (req.rid, scheduler.step, self.idle[req])
                 assert score == req.prediction.score
-    def __call__(self, scheduler, plan, outcome) -> None:
-        assert outcome.num_steps == 1
         ran = dict.fromkeys([*scheduler.running, *scheduler.prefilling, *(f.request for f in outcome.finished)])
         self.live = dict.fromkeys([*scheduler.running, *scheduler.prefilling, *scheduler.waiting])
         for req in ran:
@@ -256,30 +254,20 @@ def test_trail_takes_the_slot_of_the_young_and_not_of_the_old():
     assert play(Case(asks, max_num_seqs=2, cost="tick"), policy=SRPT()).requests[0]._num_preemptions == 1
 
 
-class Refining:
-    """A predictor that changes its mind about whoever has decoded, every so many of its tokens. Use as `watch`."""
-
-    def __init__(self, every: int) -> None:
-        self.every, self.num = every, 0
-        self._decoding: list[Request] = []
-
-    def __call__(self, scheduler, plan, outcome) -> None:
-        for req in self._decoding if plan.num_decode else ():
-            generated = scheduler.generated(req)
-            if req in scheduler.running.members and generated % self.every == 0:
-                req.prediction = point(generated + (7 * req.rid + 13 * generated) % 40 / 4.0)
-                self.num += 1
-        self._decoding = list(scheduler.running)
-
-
 def in_order(kind):
     """`kind`, asserting at every plan that the stored order of who runs is that of its keys."""
 
     class Checked(kind):
+        num_refined = 0
+
         def stable(self, view):
             if view.running.members:
                 assert view.running.greatest() is max(view.running, key=view.rank)
             return super().stable(view)
+
+        def on_refine(self, req):
+            self.num_refined += 1
+            super().on_refine(req)
 
     return Checked
 
@@ -287,25 +275,25 @@ def in_order(kind):
 @pytest.mark.parametrize("every", [1, 3, 8])
 def test_keys_follow_a_refined_prediction(every):
     for seed in range(4):
-        case = roomy(seed)
-        for make in (
-            lambda: in_order(TRAIL)(0.6, every),
-            lambda: in_order(ISRTF)(every, True),
-            lambda: in_order(Gittins)(every),
-        ):
+        for make in (lambda: in_order(TRAIL)(0.6), lambda: in_order(ISRTF)(5), lambda: in_order(Gittins)(7)):
             logs = []
             for fast_forward in (False, True):
-                watch = Refining(every)
-                logs.append(rehearse(make(), case, watch=watch, fast_forward=fast_forward)[0])
-                assert watch.num > 10
+                policy = make()
+                logs.append(rehearse(policy, roomy(seed), refine_every=every, fast_forward=fast_forward)[0])
+                assert policy.num_refined > 10
             assert logs[0] == logs[1]
 
 
 def test_the_limit_is_of_the_first_prediction():
-    req, trail = Request(0, 0.0, 10, prediction=point(20.0)), TRAIL(0.5, 1)
+    req, trail = Request(0, 0.0, 10, prediction=point(20.0)), TRAIL(0.5)
     trail.on_arrival(req)
     req.prediction = point(200.0)
-    assert trail.key(req, Look(4)) == 196.0 and trail.rekey_at(req, 10) == 11 and trail._limit(req) == 10.0
+    assert (
+        trail.key(req, Look(4)) == 196.0
+        and trail.rekey_at(req, 10) == 11
+        and trail.rekey_at(req, 11) == 199
+        and trail._limit(req) == 10.0
+    )
     trail.on_finish(req)
     assert not trail._limits
 
@@ -328,7 +316,8 @@ def test_isrtf_preempts_at_edges_only_and_at_every_step_it_is_srpt(seed):
         if plan.leaves:
             steps.append(scheduler.step - (outcome.num_steps if plan.num_decode else 0))
 
-    rehearse(ISRTF(8), case, watch=watch)
+    for every in (0, 3):
+        rehearse(ISRTF(8), case, watch=watch, refine_every=every)
     assert all(step % 8 == 0 for step in steps), steps
     mid = []
     rehearse(SRPT(), case, watch=lambda s, plan, out: mid.append(s.step - 1) if plan.leaves else None)
