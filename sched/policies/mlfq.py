@@ -53,8 +53,7 @@ class MLFQ(Policy):
         self.prefill_token = prefill_token
         self.promote_after = promote_after
         self.promote_every = promote_every
-        self._live: dict[Request, None] = {}
-        self._level: dict[Request, int] = {}  # of those that have changed theirs
+        self._level: dict[Request, int] = {}  # of all that are here
         self._joined: dict[Request, float] = {}  # since when (s) it has been on the batch
         self._zero: dict[Request, float] = {}  # of those on the batch: when (s) their time would have been 0
         self._attained: dict[Request, float] = {}  # of those off the batch (s)
@@ -93,7 +92,7 @@ class MLFQ(Policy):
         if self.promote_after is None or rounds == self._rounds:
             return
         self._rounds = rounds
-        for req in self._live:
+        for req in self._level:
             if req.phase not in RUNS and self._left.get(req, req.arrival) <= now - self.promote_after:
                 self._level[req] = 0
                 self._left[req] = now
@@ -112,7 +111,7 @@ class MLFQ(Policy):
         return steps, due[0][0] if due else INF
 
     def on_arrival(self, req: Request) -> None:
-        self._live[req] = None
+        self._level[req] = self.level(req)
 
     def on_schedule(self, req: Request, view: View) -> None:
         self._joined[req] = view.now
@@ -130,5 +129,5 @@ class MLFQ(Policy):
         self._num_steps += num_steps
 
     def on_finish(self, req: Request) -> None:
-        for table in (self._live, self._level, self._joined, self._zero, self._attained, self._left, self._until):
+        for table in (self._level, self._joined, self._zero, self._attained, self._left, self._until):
             table.pop(req, None)
