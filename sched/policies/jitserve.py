@@ -71,6 +71,9 @@ class JITServe(Refreshed):
             gain = req.prompt_len * self._share(ttft, served + self._seconds) + self._decode_weight * out * in_time
         return -gain / remaining, remaining
 
+    def on_refine(self, req: Request) -> None:
+        self._terms.pop(req.rid, None)
+
     def on_finish(self, req: Request) -> None:
         super().on_finish(req)
         self._terms.pop(req.rid, None)

@@ -160,7 +160,11 @@ def test_jitserve_key_is_the_authors_formula():
 def test_jitserve_takes_the_upper_quantile():
     wide = LengthDistribution.from_quantiles([0.05, 0.5, 0.95], [5.0, 50.0, 200.0])
     req = Request(0, 0.0, 1, prediction=wide)
-    assert JITServe(step_time=1.0).worth(req, Look())[1] == pytest.approx(wide.quantile(0.95))
+    jit = JITServe(step_time=1.0)
+    assert jit.worth(req, Look())[1] == pytest.approx(wide.quantile(0.95))
+    req.prediction = point(40.0)
+    jit.on_refine(req)
+    assert jit.worth(req, Look())[1] == 40.0
 
 
 def test_jitserve_keys_are_frozen_between_refreshes():
