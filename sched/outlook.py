@@ -23,9 +23,9 @@ Total = Callable[["Request", int], float]  # (request, tokens generated) -> outp
 class Outlook:
     """Kept in step with the running set of `ledger`, from question to question.
 
-    total: capped by max_new_tokens here; asked when a request joins the decode set and, where it `renews`, again once outlived.
-    Who has outlived it is taken to have one token to come. Counts tokens, and for each request the part of a block that it
-    may leave empty: so what fits by this count fits in blocks. A prompt is taken to be prefilled within one step.
+    total: capped by max_new_tokens here; asked when a request joins the decode set or is predicted anew and, where it `renews`,
+    once outlived. Who has outlived it is taken to have one token to come. Counts tokens, and for each request the part of a
+    block that it may leave empty: so what fits by this count fits in blocks. A prompt is taken to be prefilled within one step.
     """
 
     def __init__(self, ledger: Standing, total: Total, renews: bool = False) -> None:
@@ -34,7 +34,7 @@ class Outlook:
         self._renews = renews
         self._spare = ledger.kv.block_size - 1  # tokens that the last block may have room for
         self._requests: list[Request] = []  # row by row
-        self._rows: dict[Request, tuple[int, int]] = {}  # (row, decode step at which it joined)
+        self._rows: dict[Request, tuple[int, int, object]] = {}  # (row, decode step at which it joined, its prediction then)
         self._ends = np.empty(64)  # decode steps
         self._bases = np.empty(64)  # tokens at decode step 0: held now, less the steps so far
         self._changes = -1
@@ -83,7 +83,7 @@ class Outlook:
             for req in running.members:
                 if req not in rows:
                     self._add(req)
-                elif rows[req][1] != req._decode_from:  # it left and came back
+                elif rows[req][1:] != (req._decode_from, req.prediction):  # it left and came back, or is predicted anew
                     self._put(rows[req][0], req)
         if self._renews:
             for row in np.flatnonzero(self._ends[: len(self._requests)] <= running.step).tolist():
@@ -101,7 +101,7 @@ class Outlook:
         step = self._ledger.running.step
         self._ends[row] = step + self._left(req, generated)
         self._bases[row] = req.prompt_len + generated + self._spare - step
-        self._rows[req] = row, req._decode_from
+        self._rows[req] = row, req._decode_from, req.prediction
 
     def _drop(self, req: Request) -> None:
         """The last row moves into its place."""
@@ -110,4 +110,4 @@ class Outlook:
             end = len(self._requests)
             self._requests[row] = last
             self._ends[row], self._bases[row] = self._ends[end], self._bases[end]
-            self._rows[last] = row, self._rows[last][1]
+            self._rows[last] = row, *self._rows[last][1:]

@@ -51,8 +51,6 @@ class Running:
         self.members[req] = None
         self.changes += 1
         self._store(req, req._generated)
-        if len(self._moving) + len(self._still) > 3 * len(self.members) + 64:
-            self._compact()
 
     def leave(self, req: Request) -> None:
         """Write lazy progress back. Mutates `req`."""
@@ -85,6 +83,8 @@ class Running:
             heappush(self._still, (negated(key), -req.arrival, -req._entry, req._ticket, req))
         if turn != INF:
             heappush(self.turns, (self.step + turn - generated, req._entry, req._ticket, req))
+        if len(self._moving) + len(self._still) + len(self.turns) > 4 * len(self.members) + 64:
+            self._compact()
 
     def turn_keys(self) -> None:
         """Store anew the keys whose way of moving has changed by now."""
@@ -95,7 +95,8 @@ class Running:
                 self._store(req, self.generated(req))
 
     def turn(self, req: Request) -> None:
-        """Store anew the key of one that decodes."""
+        """Store anew the key of one that decodes, which may have another prediction now."""
+        self.changes += 1
         self._store(req, self.generated(req))
 
     def steps_to_turn(self) -> float:

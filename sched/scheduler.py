@@ -62,6 +62,8 @@ class Scheduler(Ledger):
         for part in (policy, admission, victim):
             if part is not None and (missing := sorted(part.needs - GIVES)):
                 raise ValueError(f"{type(part).__name__} needs {missing}; this scheduler gives {sorted(GIVES)}")
+        if victim is not None and overrides(policy, "victim"):
+            raise ValueError(f"{type(policy).__name__} chooses victims by a rule of its own; leave victim=last")
         if refine_every < 0:
             raise ValueError(f"refine_every={refine_every} decode steps: at least 1, or 0 for never")
         super().__init__(policy, kv, preemption.tiers)

@@ -6,10 +6,11 @@ from bisect import bisect_right, insort
 from collections import deque
 from typing import TYPE_CHECKING, Protocol
 
-import numpy as np
-
 if TYPE_CHECKING:
     from ..request import Request
+
+
+_MASK = (1 << 64) - 1
 
 
 class Estimate(Protocol):
@@ -58,21 +59,24 @@ class History:
         self._last: deque[int] = deque()
         self._in_order: list[int] = []
         self._window, self._seed = window, seed
-        self._share: dict[int, float] = {}  # rid -> its place in the distribution, within [0, 1)
 
     def total(self, req: Request, generated: int) -> float:
         first = bisect_right(self._in_order, generated)
         longer = len(self._in_order) - first
         if not longer:
             return req.max_new_tokens
-        share = self._share.get(req.rid)
-        if share is None:
-            share = self._share[req.rid] = float(np.random.default_rng([self._seed, req.rid]).random())
-        return self._in_order[first + int(share * longer)]
+        return self._in_order[first + int(_share(self._seed, req.rid) * longer)]
 
     def on_finish(self, req: Request, generated: int) -> None:
-        self._share.pop(req.rid, None)
         self._last.append(generated)
         insort(self._in_order, generated)
         if len(self._last) > self._window:
             del self._in_order[bisect_right(self._in_order, self._last.popleft()) - 1]
+
+
+def _share(seed: int, rid: int) -> float:
+    """A number within [0, 1) that hangs on the two alone, as if drawn (SplitMix64's finaliser; Steele et al., OOPSLA 2014)."""
+    x = (seed * 0x9E3779B97F4A7C15 + rid + 1) * 0x9E3779B97F4A7C15 & _MASK
+    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 & _MASK
+    x = (x ^ x >> 27) * 0x94D049BB133111EB & _MASK
+    return ((x ^ x >> 31) >> 11) / (1 << 53)

@@ -18,7 +18,8 @@ class Aging(Around):
     """`policy` with `alpha` tokens of credit for each second of age, alpha > 0.
 
     Declared bound: a request i is passed only by requests j with a_j < a_i + (key_i - 1) / alpha, where key_i is i's key when
-    it became eligible; no key counts for less than 1 token. Past it, i blocks the queue. Raises ValueError around a policy
+    it became eligible: one that a refined prediction would raise stays as it was. No key counts for less than 1 token. Past the
+    bound, i blocks the queue. Raises ValueError around a policy
     whose keys may rise while a request runs or waits, or that orders otherwise than by key: the bound would not hold.
     """
 
@@ -35,6 +36,7 @@ class Aging(Around):
             raise ValueError(f"Aging bounds overtaking by the key at arrival; that of {name} rises as it runs")
         super().__init__(policy)
         self.alpha = alpha
+        self._first: dict[Request, float] = {}  # its key when it became eligible
 
     def key(self, req: Request, view: View) -> float:
         key = self.policy.key(req, view)
@@ -44,7 +46,11 @@ class Aging(Around):
             raise ValueError(f"Aging needs a key in tokens; request {req.rid} has the key {key}")
         if req.prediction is not None and req.prediction.is_rank_only:
             raise ValueError(f"Aging needs a key in tokens; request {req.rid} has a rank-only prediction")
-        return max(key, 1.0) + self.alpha * req.arrival
+        return max(min(key, self._first.setdefault(req, key)), 1.0) + self.alpha * req.arrival
+
+    def on_finish(self, req: Request) -> None:
+        self._first.pop(req, None)
+        super().on_finish(req)
 
     def overtaking_horizon(self, req: Request, view: View) -> float:
         """The arrival time (s) from which on nobody may pass `req` any more."""

@@ -36,9 +36,9 @@ class Andes(Refreshed):
         every: int = 5,
     ) -> None:
         super().__init__(every)
-        if not (horizon > 0 and token_time > 0 and stay >= 1 and 0 <= tight <= 1):
+        if not (0 < horizon < INF and 0 < token_time < INF and stay >= 1 and 0 <= tight <= 1):
             given = f"horizon {horizon} s, token_time {token_time} s, stay {stay}, tight {tight}"
-            raise ValueError(f"{given}: wanted > 0, > 0, >= 1 and within [0, 1]")
+            raise ValueError(f"{given}: wanted finite and > 0 twice, >= 1 and within [0, 1]")
         self._objectives = Objectives(ttft, tpot, None)
         self._horizon, self._token_time, self._stay, self._tight = horizon, token_time, stay, tight
         self._now = 0.0

@@ -19,8 +19,8 @@ class OvertakingGuard(Guard):
     """
 
     def __init__(self, policy: Policy, most: int) -> None:
-        if most < 0:
-            raise ValueError(f"most={most} overtakings: at least 0")
+        if most < 0 or most != int(most):
+            raise ValueError(f"most={most} overtakings: a whole number, at least 0")
         super().__init__(policy)
         self.most = most
         self._behind: deque[Request] = deque()  # in order of eligibility, those not promoted yet

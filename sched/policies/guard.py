@@ -86,10 +86,13 @@ class Guard(Around):
 
     def _order(self, waiting: Iterable[Request], view: View) -> Iterator[Request]:
         rows = list(waiting)
-        yield from sorted((r for r in rows if r in self._place), key=self._place.__getitem__)
+        yield from sorted((r for r in rows if r in self._place), key=self._rank)
         yield from self.policy.order([r for r in rows if r not in self._place], view)
 
     def _victim(self, running: Iterable[Request], view: View) -> Request | None:
         rows = list(running)
         others = [r for r in rows if r not in self._place]
-        return self.policy.victim(others, view) if others else max(rows, key=self._place.__getitem__, default=None)
+        return self.policy.victim(others, view) if others else max(rows, key=self._rank, default=None)
+
+    def _rank(self, req: Request) -> tuple[float, float, int]:
+        return self._place[req], req.arrival, req._entry

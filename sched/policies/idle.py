@@ -23,8 +23,8 @@ class IdleGuard(Guard):
     def __init__(self, policy: Policy, idle: float, quantum: int) -> None:
         if not 0.0 < idle < math.inf:
             raise ValueError(f"idle={idle}: a finite number of seconds > 0")
-        if quantum < 1:
-            raise ValueError(f"quantum={quantum} tokens: at least 1")
+        if quantum < 1 or quantum != int(quantum):
+            raise ValueError(f"quantum={quantum} tokens: a whole number, at least 1")
         super().__init__(policy)
         self.idle, self.quantum = idle, quantum
         self.rekey_decides = True

@@ -23,6 +23,7 @@ class JITServe(Refreshed):
     refreshes may preempt; requests of one program are not counted together.
     """
 
+    remembers = True
     needs = frozenset({"distribution", "slo", "step_time", "preempt"})
     preemptive = True
 
@@ -38,9 +39,9 @@ class JITServe(Refreshed):
         step_time: float = 0.02,
     ) -> None:
         super().__init__(every)
-        if not (0.0 < quantile < 1.0 and decode_weight > 0 and penalty >= 0 and step_time > 0):
+        if not (0.0 < quantile < 1.0 and 0 < decode_weight < INF and 0 <= penalty < INF and 0 < step_time < INF):
             given = f"quantile {quantile}, decode_weight {decode_weight}, penalty {penalty}, step_time {step_time} s"
-            raise ValueError(f"{given}: wanted within (0, 1), > 0, >= 0 and > 0")
+            raise ValueError(f"{given}: wanted within (0, 1), and finite: > 0, >= 0 and > 0")
         self._objectives = Objectives(ttft, tpot, e2e)
         self._quantile, self._decode_weight, self._penalty = quantile, decode_weight, penalty
         self._now = 0.0

@@ -19,8 +19,8 @@ class LAS(Policy):
     preemptive = True
 
     def __init__(self, quantum: int = 32) -> None:
-        if quantum < 1:
-            raise ValueError(f"quantum={quantum} tokens must be >= 1")
+        if quantum < 1 or quantum != int(quantum):
+            raise ValueError(f"quantum={quantum} tokens must be a whole number >= 1")
         self.quantum = quantum
 
     def key(self, req: Request, view: View) -> float:

@@ -16,6 +16,8 @@ class Refreshed(Policy):
     """Give `worth` instead of `key`. A refresh costs O(waiting), and comes every max(every, (waiting - SHORT) / KEYS) decode
     steps: so a decision costs the same however many wait. Raises ValueError unless every is at least 1."""
 
+    remembers = False  # True: what `refresh` notes hangs on how often it was called
+
     def __init__(self, every: int) -> None:
         if every < 1:
             raise ValueError(f"every={every} steps, the least is 1")
@@ -46,7 +48,7 @@ class Refreshed(Policy):
         return self._epoch
 
     def stable(self, view: View) -> tuple[int, float]:
-        if self._every == 1 and not view.num_waiting:
+        if self._every == 1 and not self.remembers and not view.num_waiting:
             return FOREVER, INF
         return max(self._due - view.step, 1), INF
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..policy import INF
 from ..ports import View
 from ..request import Request
 from .objectives import Objectives
@@ -24,8 +25,8 @@ class Scorpio(Refreshed):
         self, ttft: float | None = None, prefill_rate: float = 10_000.0, margin: float = 0.005, every: int = 1
     ) -> None:
         super().__init__(every)
-        if not (prefill_rate > 0 and margin >= 0):
-            raise ValueError(f"prefill_rate {prefill_rate} tokens/s and margin {margin} s: wanted > 0 and >= 0")
+        if not (0 < prefill_rate < INF and 0 <= margin < INF):
+            raise ValueError(f"prefill_rate {prefill_rate} tokens/s and margin {margin} s: wanted finite, > 0 and >= 0")
         self._objectives = Objectives(ttft, None, None)
         self._rate, self._margin = prefill_rate, margin
         self._hopeful: dict[Request, float] = {}  # without a first token, not given up -> deadline (s)

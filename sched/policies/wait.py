@@ -31,8 +31,10 @@ class Wait(Policy):
             self._step = view.now, view.step
             opens = view.num_waiting >= self._threshold or not view.num_running
             self._left = self._threshold if opens else 0
+        return self._left > 0
+
+    def on_schedule(self, req: Request, view: View) -> None:
         self._left -= 1
-        return self._left >= 0
 
     def stable(self, view: View) -> tuple[int, float]:
         return (1 if view.num_waiting >= self._threshold else FOREVER), INF

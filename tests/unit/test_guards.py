@@ -17,6 +17,7 @@ from lengthwise.sched.policies import (
     EDF,
     FCFS,
     HRRN,
+    LAS,
     LLF,
     LPM,
     LTR,
@@ -212,6 +213,7 @@ def test_past_its_mark_nobody_is_passed_and_before_it_work_is_what_the_mark_allo
             super().on_arrival(req)
             self.mark[req], self.number[req] = next((m, n) for m, n, r in self._marks if r is req)
 
+    total = 0
     for seed in range(20):
         case, policy, on = hostile(np.random.default_rng([4, seed])), Watched(SRPT(), 1.0, 10.0), set()
 
@@ -229,6 +231,8 @@ def test_past_its_mark_nobody_is_passed_and_before_it_work_is_what_the_mark_allo
         rehearse(policy, case, watch=watch)
         marks = [policy.mark[req] for req in sorted(policy.mark, key=policy.number.__getitem__)]
         assert marks == sorted(marks) and not policy._work and abs(policy._waits) < 1e-6
+        total += policy.passed
+    assert total > 100  # else nothing was held against the marks
 
 
 def test_idle_promotion_lasts_a_quantum():
@@ -280,3 +284,29 @@ def test_around_costs_only_what_is_said():
     assert overrides(guarded, "order") and overrides(guarded, "victim") and not overrides(guarded, "admit")
     assert issubclass(Guard, Policy) and FRONT < -1e12
     assert isinstance(Overtaking().scheduler, type)
+
+
+BOUNDED = [
+    lambda: Aging(SRPT(), 20.0),
+    *(lambda k=k: DeadlineGuard(SRPT(), **k) for k in ({"wait": 0.1}, {"per_token": 0.004})),
+]
+
+
+@pytest.mark.parametrize("make", BOUNDED)
+def test_bounds_hold_of_refined_predictions_too(make):
+    for seed in range(30):
+        watch = Overtaking()
+        case = hostile(np.random.default_rng([1, seed]))
+        rehearse(make(), case, watch=watch, scheduler=watch.scheduler, refine_every=1)
+
+
+def test_entries_of_keys_that_were_stored_anew_do_not_pile_up():
+    most = []
+
+    def watch(scheduler, plan, outcome):
+        running = scheduler.running
+        most.append(len(running._moving) + len(running._still) + len(running.turns) - 4 * len(running.members))
+
+    for policy in (SRPT(), LAS(1)):
+        rehearse(policy, hostile(np.random.default_rng(3), 60, ample=True), watch=watch, refine_every=1)
+    assert max(most) <= 64 + 3

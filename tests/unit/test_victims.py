@@ -16,7 +16,7 @@ from lengthwise.sched import LengthDistribution, Request, Scheduler
 from lengthwise.sched.admission import FuturePeak
 from lengthwise.sched.contract import check_policy, hostile, rehearse
 from lengthwise.sched.kv import Paged
-from lengthwise.sched.policies import EDF, FCFS, LLF, SRPT, AMin, Priority
+from lengthwise.sched.policies import EDF, FCFS, LLF, SRPT, Priority
 from lengthwise.sched.request import Phase
 from lengthwise.sched.victims import LeastComputed, LeastWaste, MostRemaining, VictimRule
 
@@ -46,7 +46,7 @@ def test_any_policy_keeps_the_contract_with_it(make, policy):
     check_policy(policy, num_cases=5, scheduler=under(make))
 
 
-@pytest.mark.parametrize("make", [lambda: EDF(0.2, 1.0), lambda: LLF(0.2, 0.02), AMin], ids=["edf", "llf", "a_min"])
+@pytest.mark.parametrize("make", [lambda: EDF(0.2, 1.0), lambda: LLF(0.2, 0.02)], ids=["edf", "llf"])
 def test_all_parts_together_keep_the_contract(make):
     """Deadlines or bounds that move, a reservation that looks ahead, a rule that hits whom it likes."""
     check_policy(make, num_cases=4, scheduler=lambda *a, **k: Scheduler(*a, admission=FuturePeak(), victim=LeastWaste(), **k))
