@@ -286,18 +286,19 @@ def test_around_costs_only_what_is_said():
     assert isinstance(Overtaking().scheduler, type)
 
 
-BOUNDED = [
-    lambda: Aging(SRPT(), 20.0),
-    *(lambda k=k: DeadlineGuard(SRPT(), **k) for k in ({"wait": 0.1}, {"per_token": 0.004})),
-]
+BOUNDED = {
+    "aging": lambda: Aging(SRPT(), 20.0),
+    "deadline": lambda: DeadlineGuard(SRPT(), wait=0.1),
+    "relative": lambda: DeadlineGuard(SRPT(), per_token=0.004),
+}
 
 
-@pytest.mark.parametrize("make", BOUNDED)
-def test_bounds_hold_of_refined_predictions_too(make):
+@pytest.mark.parametrize("name", BOUNDED)
+def test_bounds_hold_of_refined_predictions_too(name):
     for seed in range(30):
         watch = Overtaking()
         case = hostile(np.random.default_rng([1, seed]))
-        rehearse(make(), case, watch=watch, scheduler=watch.scheduler, refine_every=1)
+        rehearse(BOUNDED[name](), case, watch=watch, scheduler=watch.scheduler, refine_every=1)
 
 
 def test_entries_of_keys_that_were_stored_anew_do_not_pile_up():
