@@ -76,7 +76,7 @@ def save(predictor: LengthPredictor, folder: Path, provenance: Mapping[str, Any]
     for name, text in sorted(state.texts.items()):
         digests[f"{name}.txt"] = _write(folder / f"{name}.txt", text.encode("utf-8", "surrogatepass"))
     with (folder / "arrays.npz.part").open("wb") as file:
-        np.savez(file, **arrays)
+        np.savez(file, **arrays)  # type: ignore[arg-type]
     raw = (folder / "arrays.npz.part").read_bytes()
     os.replace(folder / "arrays.npz.part", folder / "arrays.npz")
     digests["arrays.npz"] = hashlib.sha256(raw).hexdigest()

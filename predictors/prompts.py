@@ -45,7 +45,7 @@ class Prompts:
         at = np.asarray(rows, dtype=np.int64)
         columns = (self.texts, self.client, self.answers_before)
         texts, client, before = (None if column is None else [column[i] for i in at.tolist()] for column in columns)
-        return Prompts(self.prompt_len[at], texts, client, before)  # type: ignore[arg-type]
+        return Prompts(self.prompt_len[at], texts, client, before)
 
     @classmethod
     def of(cls, requests: Sequence[Request]) -> Prompts:

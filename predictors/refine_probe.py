@@ -172,7 +172,7 @@ class RefineProbe:
         page = {"format": FORMAT, "num_bins": self.bins.num, "most": self.bins.most, "layer": self.layer, "every": self.every}
         (folder / FILES[0]).write_text(json.dumps({**page, "about": self.about}, indent=1, allow_nan=False) + "\n")
         with (folder / FILES[1]).open("wb") as file:
-            np.savez(file, seen=self.seen, **vars(self.network))  # type: ignore[arg-type]
+            np.savez(file, seen=self.seen, **vars(self.network))
 
 
 def load(path: str | None, every: int | None = None) -> RefineProbe:
