@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from lengthwise.predictors.folds import grouped_folds
+from lengthwise.predictors.prompts import Prompts
 from lengthwise.predictors.refine_probe import Bins, Filter, Network, RefineProbe, point
 from lengthwise.predictors.refine_replay import OF
 from lengthwise.predictors.scores import kendall_tau
@@ -43,6 +44,9 @@ class Recording:
         self.rid: list[int] = []
         self.generated: list[int] = []
         self.hidden: list[NDArray[np.float16]] = []
+
+    def check(self, name: str, unit: str, prompts: Prompts, output_len: Any) -> None:
+        """Nothing is predicted, so any workload will do."""
 
     def refiner(self, rows: Any, output_len: Any, seed: int) -> Recording:
         return self

@@ -203,7 +203,7 @@ def test_a_replay_is_of_the_rows_that_were_recorded(tmp_path: Path):
 
 
 def test_lengths_do_not_refine_an_order():
-    with pytest.raises(ValueError, match="says lengths, and predictor Order only an order"):
+    with pytest.raises(ValueError, match="says lengths, and predictor order only an order"):
         lengthwise.simulate("ltr", Order(), "synthetic", refine="oracle", num_requests=100)
 
 
