@@ -14,12 +14,14 @@ RUNS = (Phase.PREFILLING, Phase.DECODING)
 class Andes(Refreshed):
     """Key: -(QoE if served for the next `horizon` (s) - QoE if not) / its KV tokens, preemptive; the authors' greedy knapsack.
 
-    A reader expects the first token after ttft and then one every tpot. QoE is 1 for whoever has tokens in hand, else 1 less
-    the square of the share missing of what is expected by the horizon; before the first token, not served, it is 1 or 0, as
-    ttft is still ahead by then or not. Who runs counts `stay` times as much. Below `tight`, a share of the pool in use, all
-    come in by arrival. token_time (s): of a token while served, a constant in the authors' code.
+    A reader expects the first token after ttft and then one every tpot. QoE is 1 less the square of the share by which the
+    tokens miss what is expected by the horizon, too many as well as too few, as in the authors' code: whoever is far ahead of
+    its reader is preferred, which the paper does not mean. It is 1 for whoever is served and has tokens in hand; before the
+    first token, not served, it is 1 or 0, as ttft is still ahead by then or not. Who runs counts `stay` times as much. Below
+    `tight`, a share of the pool in use, all come in by arrival. token_time (s): of a token while served, a constant there.
     Departures: tokens for blocks; what a prefix cache keeps counts as in use; tokens in hand are told by the time now, not by
-    that of the last token; nobody is kept merely because all gains are negative; an arrival between refreshes may preempt.
+    that of the last token; as many may be preempted at once as it takes, where theirs has a limit; nobody is kept merely
+    because all gains are negative; an arrival between refreshes may preempt.
     """
 
     needs = frozenset({"slo", "preempt"})

@@ -1,4 +1,4 @@
-"""Pace: the seconds of a decode step, as a number that keys may stand on.
+"""Pace: the seconds of a step, as a number that keys may stand on.
 
 Step times move with every step and keys must not. So they are looked at when a request ends, averaged, and the number in use
 changes only when the average has left it by a given ratio; then all keys are computed anew.
@@ -14,8 +14,8 @@ class Pace:
     unless seconds > 0, 0 < weight <= 1 and ratio > 1."""
 
     def __init__(self, seconds: float, weight: float = 1 / 16, ratio: float = 1.25) -> None:
-        if not (seconds > 0 and 0 < weight <= 1 and ratio > 1):
-            raise ValueError(f"pace of {seconds} s, weight {weight}, ratio {ratio}: wanted > 0, (0, 1] and > 1")
+        if not (0 < seconds < float("inf") and 0 < weight <= 1 and ratio > 1):
+            raise ValueError(f"pace of {seconds} s, weight {weight}, ratio {ratio}: wanted finite and > 0, (0, 1] and > 1")
         self.seconds = self._mean = seconds
         self._weight, self._ratio = weight, ratio
         self._due = False

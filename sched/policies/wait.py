@@ -13,7 +13,7 @@ class Wait(Policy):
     This is WAIT with one type of prompt, or the first segment of Nested WAIT. Departures: the paper's later segments are left
     out, for they let requests in mid-answer rest until enough have come as far, and here whoever decodes decodes in every step;
     the threshold is given, not derived from arrival rates; when nothing runs the gate opens for however few there are, whom the
-    authors' code drops at the end of a run.
+    authors' code drops at the end of a run; who is preempted stands at the gate again.
     """
 
     def __init__(self, threshold: int = 8) -> None:
