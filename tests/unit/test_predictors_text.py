@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
-import multiprocessing
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -391,19 +392,23 @@ def test_a_vector_is_made_once(tmp_path: Path) -> None:
     assert np.array_equal(cache.vectors(many[::-1], None)[::-1], first)  # type: ignore[arg-type]
 
 
-def _write(file: Path, start: int) -> None:
-    VectorCache(file, 3).vectors(["x" * i for i in range(start, start + 200)], one)
+WRITES = """
+import sys
+from pathlib import Path
+import numpy as np
+from lengthwise.predictors.vector_cache import VectorCache
+start = int(sys.argv[2])
+VectorCache(Path(sys.argv[1]), 3).vectors(["x" * i for i in range(start, start + 200)], lambda text: np.full(3, len(text)))
+"""
 
 
 def test_processes_may_share_a_cache(tmp_path: Path) -> None:
     file = tmp_path / "v.sqlite"
-    context = multiprocessing.get_context("spawn")
-    workers = [context.Process(target=_write, args=(file, start)) for start in (0, 100)]
+    command = [sys.executable, "-c", WRITES, str(file)]
+    workers = [subprocess.Popen([*command, start], stderr=subprocess.PIPE, text=True) for start in ("0", "100")]
     for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join(60)
-        assert worker.exitcode == 0
+        _, error = worker.communicate(timeout=60)
+        assert worker.returncode == 0, error
     with sqlite3.connect(file) as database:
         assert database.execute("SELECT count(*) FROM vectors").fetchone() == (300,)
     database.close()
