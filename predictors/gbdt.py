@@ -6,19 +6,14 @@ prediction is one dense column (stacking; Wolpert, Neural Networks 1992), and th
 
 from __future__ import annotations
 
-import numpy as np
-
 from .boosting import Booster, seeing
-from .calibration import lift_censored, out_of_fold_columns, soft_log, soft_offset
-from .context import COLUMNS, dense_columns
-from .features import refuse_label_columns, refuse_other_features
+from .calibration import out_of_fold_columns, soft_log, soft_offset
 from .latency import LatencyModel
 from .predictions import Predictions
-from .predictor import Floats, LengthPredictor, State, TrainingRows
+from .predictor import LengthPredictor, State, TrainingRows
 from .prompts import Prompts
-from .ridge import ridge_out_of_fold, solve_ridge
 from .spread import Spread
-from .tfidf import Tfidf
+from .stacked_columns import StackedColumns
 
 
 class GBDT(LengthPredictor):
@@ -52,9 +47,7 @@ class GBDT(LengthPredictor):
         self.num_terms, self.strength, self.num_folds, self.places = num_terms, strength, num_folds, places
         self.latency = latency
         self._head()  # refuses bad values here, not after minutes
-        self._tfidf = Tfidf(num_terms, places)
-        self._weights: Floats = np.zeros(0)
-        self._intercept = 0.0
+        self._columns = StackedColumns(num_terms, strength, places)
         self._location: Booster | None = None
         self._spread: Spread | None = None
 
@@ -63,15 +56,9 @@ class GBDT(LengthPredictor):
         return self._spread is not None
 
     def learn(self, rows: TrainingRows) -> None:
-        texts = rows.prompts.texts or ()
         fold, offset, cut = rows.folds(self.num_folds), soft_offset(rows.lengths), rows.censored
-        columns, terms = dense_columns(rows.prompts), self._tfidf.fit(texts)
         observed = soft_log(rows.lengths, offset)
-        refuse_label_columns(columns, COLUMNS, observed)
-        y = lift_censored(ridge_out_of_fold(terms, observed, fold, self.strength), observed, cut)
-        x = np.column_stack([columns, ridge_out_of_fold(terms, y, fold, self.strength)])
-        self._weights, self._intercept = solve_ridge(terms, y, self.strength)
-
+        x, y = self._columns.fit(rows, observed, fold)
         location = out_of_fold_columns(fold, lambda train, test: self._head().fit(x[train], y[train]).predict(x[test]))
         self._location = self._head().fit(x, y)
         num_rounds = max(self.num_rounds // 2, 1)
@@ -83,20 +70,16 @@ class GBDT(LengthPredictor):
     def predict_columns(self, prompts: Prompts) -> Predictions:
         self._need_fitted(prompts)
         assert self._location is not None and self._spread is not None
-        linear = self._tfidf.transform(prompts.texts or ()) @ self._weights + self._intercept
-        x = np.column_stack([dense_columns(prompts), linear])
+        x = self._columns.transform(prompts)
         return Predictions.from_survivals(self._spread.survival(x, self._location.predict(x)))
 
     def state(self) -> State:
         self._need_fitted()
         assert self._location is not None and self._spread is not None
-        arrays = {"weights": self._weights, "idf": self._tfidf.idf, **self._spread.arrays()}
-        texts = {"vocabulary": self._tfidf.vocabulary_text, "location": self._location.text, "scale": self._spread.text}
-        return State({"intercept": self._intercept}, arrays, texts, COLUMNS)
+        texts = {"location": self._location.text, "scale": self._spread.text}
+        return self._columns.state(self._spread.arrays(), texts, {})
 
     def restore(self, state: State) -> None:
-        refuse_other_features(state.features, COLUMNS)
-        self._tfidf = Tfidf.from_text(state.texts["vocabulary"], state.arrays["idf"], self.places)
-        self._weights, self._intercept = state.arrays["weights"], float(state.values["intercept"])
+        self._columns.restore(state)
         self._location = Booster.from_text(state.texts["location"])
         self._spread = Spread.restored(state.arrays, state.texts["scale"])

@@ -1,6 +1,6 @@
 """Stacked columns: hand and context features and one column that a TF-IDF ridge predicts, for heads that take no sparse text.
 
-The same stacking as in gbdt.py (Wolpert, Neural Networks 1992): in training the ridge's column is out of fold, so that the
+Stacking (Wolpert, Neural Networks 1992): in training the ridge's column is out of fold, so that the
 heads meet it as wrong as it will be on new prompts.
 """
 
@@ -21,13 +21,13 @@ from .tfidf import Tfidf
 
 
 class StackedColumns:
-    """(N,) prompts -> (N, F) columns. num_terms and strength: of the TF-IDF and its ridge."""
+    """(N,) prompts -> (N, F) columns. num_terms, places and strength: of the TF-IDF and its ridge."""
 
-    def __init__(self, num_terms: int, strength: float) -> None:
+    def __init__(self, num_terms: int, strength: float, places: bool = False) -> None:
         if not 0.0 < strength < float("inf"):
             raise ValueError(f"strength={strength} must be finite and positive")
-        self._tfidf = Tfidf(num_terms)
-        self._strength = strength
+        self._tfidf = Tfidf(num_terms, places)
+        self._strength, self._places = strength, places
         self._weights: Floats = np.zeros(0)
         self._intercept = 0.0
 
@@ -55,5 +55,5 @@ class StackedColumns:
     def restore(self, state: State) -> None:
         """The inverse of `state`. Raises ValueError when the features are another version's."""
         refuse_other_features(state.features, COLUMNS)
-        self._tfidf = Tfidf.from_text(state.texts["vocabulary"], state.arrays["idf"])
+        self._tfidf = Tfidf.from_text(state.texts["vocabulary"], state.arrays["idf"], self._places)
         self._weights, self._intercept = state.arrays["weights"], float(state.values["intercept"])
