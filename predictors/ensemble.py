@@ -19,6 +19,7 @@ from lengthwise.sched import EDGES
 from .calibration import lift_censored, soft_log, soft_offset
 from .features import refuse_label_columns
 from .latency import LatencyModel
+from .nested import taught
 from .predictions import Predictions
 from .predictor import Floats, LengthPredictor, State, TrainingRows
 from .prompts import Prompts
@@ -69,13 +70,13 @@ class Ensemble(LengthPredictor):
         for k in range(int(fold.max()) + 1):
             left_out = np.flatnonzero(fold == k)
             for j, member in enumerate(self.members):
-                some = _fitted(member, rows, np.flatnonzero(fold != k))
+                some = taught(member, rows, np.flatnonzero(fold != k))
                 columns[left_out, j] = _soft_lengths(some.predict_columns(rows.prompts.take(left_out)), offset)
         refuse_label_columns(columns, [f"{member.name} (a member)" for member in self.members], observed)
         y = lift_censored(np.median(columns, axis=1), observed, cut)
         self._weights, self._intercept = _stacked(columns, y)
         location = self._located(columns)
-        self._fitted = [_fitted(member, rows, np.arange(len(fold))) for member in self.members]
+        self._fitted = [taught(member, rows, np.arange(len(fold))) for member in self.members]
         self._spread = Spread.learned(np.column_stack([columns, location]), location, y, observed, cut, fold, offset)
 
     def _located(self, columns: Floats) -> Floats:
@@ -141,12 +142,6 @@ def _made(member: Member) -> LengthPredictor:
     if member.fitted and member.training_median is not None:
         raise ValueError(f"member {member.name} is fitted already: members learn from the ensemble's rows, in folds")
     return member
-
-
-def _fitted(member: LengthPredictor, rows: TrainingRows, some: np.ndarray) -> LengthPredictor:
-    out = copy.deepcopy(member)
-    out.fit(rows.prompts.take(some), rows.lengths[some], rows.censored[some], group=rows.group[some])
-    return out
 
 
 def _soft_lengths(predictions: Predictions, offset: float) -> Floats:

@@ -12,7 +12,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import ArrayLike
 
-from .oracle import true_lengths
+from .oracle import TO_SIGMA, true_lengths
 from .predictions import Predictions
 from .scores import kendall_tau
 
@@ -49,7 +49,7 @@ class NoisyOracle:
             return Predictions.from_points(truth * rng.standard_exponential(len(truth)))
         noise = rng.standard_normal(len(truth))
         if self.mae is not None:
-            return Predictions.from_points(np.maximum(truth + self.mae * math.sqrt(math.pi / 2.0) * noise, 1.0))
+            return Predictions.from_points(np.maximum(truth + self.mae * TO_SIGMA * noise, 1.0))
         assert self.tau is not None
         if self.tau == 1.0 or np.ptp(truth) == 0.0 if truth.size else True:
             return Predictions.from_points(truth)

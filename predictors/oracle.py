@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from typing import ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from .predictions import Predictions
+
+TO_SIGMA = math.sqrt(math.pi / 2.0)  # the mean absolute value of a Gaussian error is sigma x sqrt(2 / pi)
 
 
 def true_lengths(output_len: ArrayLike) -> np.ndarray:

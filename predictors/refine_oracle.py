@@ -15,10 +15,8 @@ from numpy.typing import ArrayLike
 
 from lengthwise.sched import LengthDistribution, Request
 
-from .oracle import true_lengths
+from .oracle import TO_SIGMA, true_lengths
 from .prompts import Prompts
-
-TO_SIGMA = math.sqrt(math.pi / 2.0)  # the mean absolute value of a Gaussian error is sigma x sqrt(2 / pi)
 
 
 class RefineOracle:

@@ -116,3 +116,10 @@ class Request:
     @property
     def phase(self) -> Phase:
         return self._phase
+
+
+def predicted(req: Request) -> LengthDistribution:
+    """What was predicted of `req`. Raises ValueError when there is nothing."""
+    if req.prediction is None:
+        raise ValueError(f"request {req.rid} has no prediction; choose a predictor other than `none`")
+    return req.prediction

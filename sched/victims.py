@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 from .policy import INF
+from .request import predicted
 
 if TYPE_CHECKING:
     from .request import Request
@@ -40,9 +41,7 @@ class MostRemaining(VictimRule):
     needs = frozenset({"prediction"})
 
     def cost(self, req: Request, ledger: Standing) -> float:
-        if req.prediction is None:
-            raise ValueError(f"request {req.rid} has no prediction; choose a predictor other than `none`")
-        return -req.prediction.expected_remaining(ledger.generated(req))
+        return -predicted(req).expected_remaining(ledger.generated(req))
 
 
 class LeastWaste(VictimRule):

@@ -6,6 +6,8 @@ from bisect import bisect_right, insort
 from collections import deque
 from typing import TYPE_CHECKING, Protocol
 
+from ..request import predicted
+
 if TYPE_CHECKING:
     from ..request import Request
 
@@ -35,9 +37,8 @@ class Predicted:
         self._quantile = quantile
 
     def total(self, req: Request, generated: int) -> float:
-        if req.prediction is None:
-            raise ValueError(f"request {req.rid} has no prediction; choose a predictor other than `none`")
-        return req.prediction.mean() if self._quantile is None else req.prediction.quantile(self._quantile)
+        said = predicted(req)
+        return said.mean() if self._quantile is None else said.quantile(self._quantile)
 
     def on_finish(self, req: Request, generated: int) -> None: ...
 

@@ -13,8 +13,7 @@ from bisect import bisect_right
 from ..policy import FOREVER, INF, Policy
 from ..ports import View
 from ..prediction import EDGES, LengthDistribution
-from ..request import Request
-from .size import predicted
+from ..request import Request, predicted
 
 AGES = (0, *(int(edge) for edge in EDGES))  # tokens
 

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator
 
 from ..policy import FOREVER, Policy
 from ..ports import View
-from ..request import Request
+from ..request import Request, predicted
 from .kinetic import Kinetic
-from .size import By, predicted, size
+from .size import By, size
 
 
 class HRRN(Policy):

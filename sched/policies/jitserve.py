@@ -6,7 +6,7 @@ from collections import deque
 
 from ..policy import INF
 from ..ports import View
-from ..request import Request
+from ..request import Request, predicted
 from .objectives import Objectives
 from .refreshed import Refreshed
 
@@ -83,9 +83,7 @@ class JITServe(Refreshed):
         return float(max(min(objective / latency, 1.0), 1e-6) ** self._penalty)
 
     def _note(self, req: Request) -> tuple[float, float, float | None]:
-        if req.prediction is None:
-            raise ValueError(f"request {req.rid} has no prediction; choose a predictor other than `none`")
-        out, asked = max(req.prediction.quantile(self._quantile), 1.0), self._objectives
+        out, asked = max(predicted(req).quantile(self._quantile), 1.0), self._objectives
         ttft = None if asked.ttft(req) == asked.tpot(req) == INF else asked.ttft(req)
         terms = self._terms[req.rid] = out, asked.end(req, out), ttft
         return terms

@@ -6,7 +6,7 @@ import math
 
 from ..policy import FOREVER, INF, Policy
 from ..ports import View
-from ..request import Request
+from ..request import Request, predicted
 from .objectives import Objectives
 from .pace import Pace
 
@@ -66,6 +66,4 @@ class LLF(Policy):
         self._pace.look()
 
     def _total(self, req: Request) -> float:
-        if req.prediction is None:
-            raise ValueError(f"request {req.rid} has no prediction; choose a predictor other than `none`")
-        return req.prediction.mean()
+        return predicted(req).mean()

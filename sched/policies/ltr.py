@@ -12,8 +12,7 @@ from typing import Literal
 
 from ..policy import FOREVER, INF, Policy
 from ..ports import View
-from ..request import Phase, Request
-from .size import predicted
+from ..request import Phase, Request, predicted
 
 _HEARD = ("turned", "stable", "on_arrival", "on_schedule", "on_preempt", "on_steps", "on_finish")
 

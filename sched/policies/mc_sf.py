@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ..policy import FOREVER, INF, Policy
 from ..ports import View
-from ..request import Request
+from ..request import Request, predicted
 
 if TYPE_CHECKING:
     from ..outlook import Outlook
@@ -34,9 +34,8 @@ class MCSF(Policy):
 
     def total(self, req: Request, generated: int) -> float:
         """Output tokens that `req` is taken to end with."""
-        if req.prediction is None:
-            raise ValueError(f"request {req.rid} has no prediction; choose a predictor other than `none`")
-        return req.prediction.mean() if self._quantile is None else req.prediction.quantile(self._quantile)
+        said = predicted(req)
+        return said.mean() if self._quantile is None else said.quantile(self._quantile)
 
     def admit(self, req: Request, view: View) -> bool:
         if not view.num_running:

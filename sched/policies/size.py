@@ -6,17 +6,9 @@ from collections.abc import Callable
 from typing import Literal
 
 from ..prediction import LengthDistribution
-from ..request import Request
 
 By = Literal["mean", "quantile", "rank"]
 KEPT = 1 << 15  # predictions whose quantile is remembered
-
-
-def predicted(req: Request) -> LengthDistribution:
-    """What was predicted of `req`. Raises ValueError when there is nothing."""
-    if req.prediction is None:
-        raise ValueError(f"request {req.rid} has no prediction; choose a predictor other than `none`")
-    return req.prediction
 
 
 def size(by: By, level: float = 0.9, *, tokens: bool = False) -> Callable[[LengthDistribution], float]:

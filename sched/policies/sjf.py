@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from ..policy import FOREVER, INF, Policy
 from ..ports import View
-from ..request import Request
-from .size import By, predicted, score, size
+from ..request import Request, predicted
+from .size import By, score, size
 
 
 class SJF(Policy):

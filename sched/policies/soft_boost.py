@@ -10,8 +10,8 @@ import math
 
 from ..policy import FOREVER, INF, Policy
 from ..ports import View
-from ..request import Request
-from .size import By, predicted, size
+from ..request import Request, predicted
+from .size import By, size
 
 
 class SoftBoost(Policy):

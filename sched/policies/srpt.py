@@ -7,8 +7,8 @@ from typing import Literal
 
 from ..policy import FOREVER, INF, Policy
 from ..ports import View
-from ..request import Request
-from .size import By, predicted, size
+from ..request import Request, predicted
+from .size import By, size
 
 
 class SRPT(Policy):

@@ -10,8 +10,7 @@ import math
 
 from ..policy import FOREVER, INF, Policy
 from ..ports import View
-from ..request import Request
-from .size import predicted
+from ..request import Request, predicted
 
 
 class TIE(Policy):

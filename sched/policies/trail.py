@@ -10,8 +10,7 @@ import math
 
 from ..policy import FOREVER, INF, Policy
 from ..ports import View
-from ..request import Phase, Request
-from .size import predicted
+from ..request import Phase, Request, predicted
 
 PREFILLING, DECODING = Phase.PREFILLING, Phase.DECODING
 BELOW = float(1 << 30)  # tokens: more than any prediction, and few enough that fractions of a token are kept

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Mapping
 
-from ..request import Request
+from ..request import Request, predicted
 from .sharing import Client
 from .vtc import VTC
 
@@ -36,9 +36,7 @@ class VTCPredicted(VTC):
     def ahead(self, req: Request) -> int:
         if self.window is not None:
             return math.ceil(self._means.get(req.client, 0.0))
-        if req.prediction is None:
-            raise ValueError(f"request {req.rid} has no prediction; choose a predictor other than `none`")
-        return math.ceil(req.prediction.mean())
+        return math.ceil(predicted(req).mean())
 
     def ended(self, client: Client, num_tokens: int) -> None:
         if self.window is not None and num_tokens:

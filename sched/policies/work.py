@@ -12,7 +12,7 @@ from heapq import heappop, heappush
 
 from ..policy import INF, Policy
 from ..ports import View
-from ..request import Phase, Request
+from ..request import Phase, Request, predicted
 from .guard import Guard
 
 
@@ -80,9 +80,7 @@ class WorkGuard(Guard):
         super().on_finish(req)
 
     def _wait(self, req: Request, generated: int) -> None:
-        if req.prediction is None:
-            raise ValueError(f"request {req.rid} has no prediction; choose a predictor other than `none`")
-        self._work[req] = work = req.prediction.expected_remaining(generated)
+        self._work[req] = work = predicted(req).expected_remaining(generated)
         self._waits += work
 
     def _next(self) -> float:
