@@ -104,6 +104,7 @@ class View(Protocol):
 
     now: float  # s
     step_time: float  # s of the last step: an estimate of the next one
+    max_num_seqs: int  # rows that may run at once
 
     @property
     def step(self) -> int:

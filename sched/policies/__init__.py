@@ -17,6 +17,7 @@ from .isrtf import ISRTF
 from .jitserve import JITServe
 from .las import LAS
 from .lcf import LCF
+from .lengthwise import Lengthwise
 from .llf import LLF
 from .lpm import LPM
 from .ltr import LTR
@@ -39,5 +40,6 @@ from .wrr import WRR
 __all__ = [
     "DRR", "EDF", "FCFS", "HRRN", "ISRTF", "LAS", "LCF", "LLF", "LPM", "LTR", "MCSF", "MLFQ", "PSJF", "SJF", "SRPT", "TIE",
     "TRAIL", "VTC", "WRR", "AMin", "Aging", "Andes", "Colocation", "DFSWeight", "DeadlineGuard", "Gittins", "IdleGuard",
-    "JITServe", "OvertakingGuard", "Priority", "ResponseRatio", "Scorpio", "SoftBoost", "VTCPredicted", "Wait", "WorkGuard",
+    "JITServe", "Lengthwise", "OvertakingGuard", "Priority", "ResponseRatio", "Scorpio", "SoftBoost", "VTCPredicted", "Wait",
+    "WorkGuard",
 ]  # fmt: skip

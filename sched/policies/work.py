@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from heapq import heappop, heappush
 
 from ..policy import INF, Policy
 from ..ports import View
-from ..request import Phase, Request, predicted
-from .guard import Guard
+from ..request import Request, predicted
+from .quantum import QuantumGuard
 
 
-class WorkGuard(Guard):
-    """A request is promoted, until it ends, once `factor` x the most work that any request has found waiting
-    before it so far, plus `slack` slot-steps, was done since it came; work that waits is counted in predicted tokens.
+class WorkGuard(QuantumGuard):
+    """A request is promoted once `factor` x the most work that any request has found waiting before it so far, plus `slack`
+    slot-steps, was done since it came; work that waits is counted in predicted tokens. quantum: for so many tokens, and again
+    when as much was done since it left the batch, or by `backoff` more with each wait; None: until it ends.
 
     The most so far, not what it found itself: a bound for each request alone would forbid all gain from order where queues
     build up, since waits weighted by work add up to the same under any order (Kleinrock's conservation law), while a tail like
@@ -26,24 +26,23 @@ class WorkGuard(Guard):
     request is passed by nobody who became eligible later.
     """
 
-    def __init__(self, policy: Policy, factor: float = 1.2, slack: float = 2000.0) -> None:
+    def __init__(
+        self, policy: Policy, factor: float = 1.2, slack: float = 2000.0, quantum: int | None = None, backoff: float = 1.0
+    ) -> None:
         if not 1.0 <= factor < math.inf:
             raise ValueError(f"factor={factor}: finite and at least 1, what first come first served waits")
         if not 0.0 <= slack < math.inf:
             raise ValueError(f"slack={slack} slot-steps: a finite number >= 0")
-        super().__init__(policy)
+        super().__init__(policy, quantum, backoff)
         self.needs = self.needs | {"prediction"}
         self.factor, self.slack = factor, slack
         self._clock = 0  # slot-steps done
         self._waits = 0.0  # predicted tokens of those off the batch
         self._most = 0.0
         self._work: dict[Request, float] = {}  # what each of them counts for
-        self._marks: list[tuple[float, int, Request]] = []  # a heap; in order of eligibility
-        self._num = 0
 
     def due(self, view: View) -> Iterator[tuple[float, Request]]:
-        while self._next() <= self._clock:
-            _, number, req = heappop(self._marks)
+        for _, number, req in self.passed(self._clock):
             yield number, req
 
     def next_due(self) -> float:
@@ -51,7 +50,7 @@ class WorkGuard(Guard):
 
     def stable(self, view: View) -> tuple[int, float]:
         steps, until = super().stable(view)
-        left = self._next() - self._clock
+        left = self.next_mark() - self._clock
         if left < INF:
             steps = min(steps, max(math.ceil(left / max(view.num_running, 1)), 1))
         return steps, until
@@ -63,9 +62,11 @@ class WorkGuard(Guard):
     def on_arrival(self, req: Request) -> None:
         super().on_arrival(req)
         self._most = max(self._most, self._waits)
-        self._num += 1
-        heappush(self._marks, (self._clock + self.factor * self._most + self.slack, self._num, req))
+        self._mark(req)
         self._wait(req, 0)
+
+    def renew(self, req: Request, view: View) -> None:
+        self._mark(req)
 
     def on_schedule(self, req: Request, view: View) -> None:
         super().on_schedule(req, view)
@@ -79,12 +80,9 @@ class WorkGuard(Guard):
         self._waits -= self._work.pop(req, 0.0)
         super().on_finish(req)
 
+    def _mark(self, req: Request) -> None:
+        self.set_mark(req, self._clock, self.factor * self._most + self.slack)
+
     def _wait(self, req: Request, generated: int) -> None:
         self._work[req] = work = predicted(req).expected_remaining(generated)
         self._waits += work
-
-    def _next(self) -> float:
-        marks = self._marks
-        while marks and marks[0][2].phase >= Phase.FINISHED:
-            heappop(marks)
-        return marks[0][0] if marks else INF

@@ -44,6 +44,7 @@ GUARDS = {
     "overtaking": lambda policy: OvertakingGuard(policy, 3),
     "idle": lambda policy: IdleGuard(policy, 0.15, 4),
     "work": lambda policy: WorkGuard(policy, 1.0, 20.0),
+    "turns": lambda policy: WorkGuard(policy, 1.0, 20.0, 2, 2.0),
 }
 
 
@@ -202,19 +203,20 @@ def test_an_adversarial_stream_of_short_ones_starves_nobody():
     assert ends["deadline"] < 1.0 and ends["overtaking"] < 1.0 and ends["idle"] < 2.0 and ends["work"] < 1.0
 
 
-def test_past_its_mark_nobody_is_passed_and_before_it_work_is_what_the_mark_allows():
+@pytest.mark.parametrize("quantum", [None, 3])
+def test_past_its_mark_nobody_is_passed_and_before_it_work_is_what_the_mark_allows(quantum):
     class Watched(WorkGuard):
         def __init__(self, *args):
             super().__init__(*args)
-            self.mark, self.number, self.passed = {}, {}, 0
+            self.mark, self.number, self.overtakings = {}, {}, 0
 
-        def on_arrival(self, req):
-            super().on_arrival(req)
-            self.mark[req], self.number[req] = next((m, n) for m, n, r in self._marks if r is req)
+        def set_mark(self, req, now, span):
+            super().set_mark(req, now, span)
+            self.mark[req], self.number[req] = now + span, self._num
 
     total = 0
     for seed in range(20):
-        case, policy, on = hostile(np.random.default_rng([4, seed])), Watched(SRPT(), 1.0, 10.0), set()
+        case, policy, on = hostile(np.random.default_rng([4, seed])), Watched(SRPT(), 1.0, 10.0, quantum), set()
 
         def watch(scheduler, plan, outcome, policy=policy, on=on):
             now = {*scheduler.running, *scheduler.prefilling, *(f.request for f in outcome.finished)}
@@ -222,7 +224,7 @@ def test_past_its_mark_nobody_is_passed_and_before_it_work_is_what_the_mark_allo
             for new in now - on:
                 for other in scheduler.waiting:
                     if policy.number[other] < policy.number[new]:
-                        policy.passed += 1
+                        policy.overtakings += 1
                         assert clock <= policy.mark[other]
             on.clear()
             on.update(now)
@@ -230,7 +232,7 @@ def test_past_its_mark_nobody_is_passed_and_before_it_work_is_what_the_mark_allo
         rehearse(policy, case, watch=watch)
         marks = [policy.mark[req] for req in sorted(policy.mark, key=policy.number.__getitem__)]
         assert marks == sorted(marks) and not policy._work and abs(policy._waits) < 1e-6
-        total += policy.passed
+        total += policy.overtakings
     assert total > 100  # else nothing was held against the marks
 
 
@@ -256,7 +258,36 @@ def test_idle_promotion_lasts_a_quantum():
 
     rehearse(policy, case, watch=watch)
     assert promoted and policy.runs  # somebody was promoted, and somebody's quantum ended before it did
-    assert not policy._since and not policy._until and not policy._place  # nothing is kept of who has ended
+    assert (
+        not policy._since and not policy._until and not policy._scale and not policy._place
+    )  # nothing is kept of who has ended
+
+
+def test_with_backoff_each_wait_may_be_longer_and_earns_more():
+    class Look:
+        num_running, tokens = 1, 0
+
+        def generated(self, req):
+            return self.tokens
+
+    policy, view = WorkGuard(FCFS(), 1.0, 100.0, 2, 4.0), Look()
+    req = Request(0, 0.0, 10, prediction=LengthDistribution.point(50.0))
+    policy.on_arrival(req)
+    for wait, quantum in ((100, 2), (400, 8), (1600, 32)):
+        mark = policy.next_mark()
+        assert mark == policy._clock + wait
+        policy.on_steps(wait - 1, view)
+        assert not list(policy.turned(view)) and not policy.is_promoted(req)
+        policy.on_steps(1, view)
+        assert list(policy.turned(view)) == [req] and policy.is_promoted(req)
+        policy.on_schedule(req, view)
+        assert policy.rekey_at(req, view.tokens) == view.tokens + quantum
+        view.tokens += quantum
+        policy.rekey_at(req, view.tokens)
+        assert not policy.is_promoted(req)
+        policy.on_preempt(req, view)
+    with pytest.raises(ValueError, match=r"backoff=0.5"):
+        WorkGuard(FCFS(), backoff=0.5)
 
 
 def test_a_guard_says_what_is_wrong():
