@@ -26,19 +26,19 @@ class Lengthwise(SRPT):
 
     ridge: tokens computed in the time of one decode step, where the hardware's roofline has its ridge (FLOP/s over byte/s, 150
     to 300 of a GPU with weights of 16 bits); infinity: computing costs nothing, and the order is SRPT's. `quantile`: of the
-    predicted length, for what is taken to be held at the end; None: its mean. Alone, a request enters anyway. What others have
-    cached of a prompt is not looked up.
+    predicted length, for what is taken to be held at the end; None: its mean. Alone, a request enters anyway. ahead=False: who
+    fits now enters. What others have cached of a prompt is not looked up.
     """
 
     needs = SRPT.needs | {"future_peak"}
 
-    def __init__(self, ridge: float = 256.0, quantile: float | None = None) -> None:
+    def __init__(self, ridge: float = 256.0, quantile: float | None = None, ahead: bool = True) -> None:
         if not ridge > 0.0:
             raise ValueError(f"ridge={ridge} tokens must be > 0; infinity where computing them costs nothing")
         if quantile is not None and not 0.0 < quantile < 1.0:
             raise ValueError(f"quantile={quantile} is not within (0, 1)")
         super().__init__()
-        self.ridge, self.quantile = ridge, quantile
+        self.ridge, self.quantile, self.ahead = ridge, quantile, ahead
         self._outlook: Outlook | None = None
         self._refused = False  # somebody, when last asked
 
@@ -54,6 +54,8 @@ class Lengthwise(SRPT):
         return said.mean() if self.quantile is None else said.quantile(self.quantile)
 
     def admit(self, req: Request, view: View) -> bool:
+        if not self.ahead:
+            return True
         if self._outlook is None:
             self._outlook = view.outlook(self.total)
         self._refused = view.num_running > 0 and self._outlook.peak(req) > view.pool_tokens

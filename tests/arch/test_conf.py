@@ -69,9 +69,13 @@ def test_node_binds(name):
     "name", [name for name in NODES if name.split("/")[0] in ("policy", "figure", "arrivals", "predictor")]
 )
 def test_nodes_bear_the_name_of_their_module(name):
-    """Where a group has a node per module: `srpt.yaml`, or `aging_srpt.yaml` for one way of using aging.py."""
+    """Where a group has a node per module: `srpt.yaml`, or `aging_srpt.yaml` for one way of using aging.py. `lengthwise.yaml`
+    is a policy in its guard."""
     group, file = name.split("/")
-    target = (read(name) or {}).get("_target_")
+    node = read(name) or {}
+    if file == "lengthwise.yaml":
+        node = node["policy"]
+    target = node.get("_target_")
     if target is None:  # predictor=none
         return
     module, stem = target.split(".")[-2], file.removesuffix(".yaml")

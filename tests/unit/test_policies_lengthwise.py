@@ -66,7 +66,7 @@ def test_a_switch_is_made_only_where_it_pays():
 
 
 def test_whoever_enters_stays_where_predictions_are_right():
-    lost, others = 0, 0
+    lost, eager, others = 0, 0, 0
     for seed in range(12):
         case = hostile(np.random.default_rng([12, seed]))
         exact = [POINT(float(min(n, 60))) for n in case.output_len]
@@ -74,8 +74,9 @@ def test_whoever_enters_stays_where_predictions_are_right():
             case, max_num_seqs=24, prediction=exact, token_budget=1024, batching=Chunked, kv=lambda: Paged(160, 4, 0.0)
         )
         lost += rehearse(Lengthwise(16.0), case)[1].num_preemptions
+        eager += rehearse(Lengthwise(16.0, ahead=False), case)[1].num_preemptions
         others += rehearse(SRPT(), case)[1].num_preemptions
-    assert lost == 0 and others > 10
+    assert lost == 0 and eager > 5 and others > 10
 
 
 @pytest.mark.parametrize("ridge", [8.0, math.inf])
