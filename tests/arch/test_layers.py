@@ -56,6 +56,8 @@ def violations(folder, path, source):
                 found.append(f"{where}: {folder} must not import {top[1]}")
         if level == 0 and folder == "sched" and top[0] not in {*sys.stdlib_module_names, "numpy"}:
             found.append(f"{where}: sched imports {top[0]}; numpy and the standard library only")
+        if level == 0 and top[0] == "vllm" and not path.is_relative_to(ROOT / "engine" / "vllm"):
+            found.append(f"{where}: only engine/vllm/ imports vllm")
     for node in tree.body:
         for inner, module, _ in imports(node) if isinstance(node, (ast.Import, ast.ImportFrom)) else ():
             if (module or "").split(".")[0] in LATE:
@@ -79,6 +81,7 @@ def test_imports_of(folder):
         ("predictors", "x.py", "from lengthwise.engine import y", "must not import engine"),
         ("engine", "simulated/x.py", "from ...sched import y", "climbs out"),
         ("engine", "simulated/x.py", "import sched", "bare import"),
+        ("engine", "native/x.py", "def f():\n    import vllm", "only engine/vllm/"),
         ("experiments", "x.py", "from lengthwise.experiments.run import Run", "relatively"),
         ("predictors", "x.py", "import lightgbm as lgb", "inside the function"),
     ],
