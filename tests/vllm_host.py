@@ -124,9 +124,8 @@ def play(run: dict, model: str) -> dict:
         while coming and coming[0]["at"] <= step:
             one = coming.pop(0)
             params: SamplingParams = params_of(one)
-            scheduler.add_request(Request(
-                one["id"], [5] * one["prompt_len"], params, None, arrival_time=start + one["at"], priority=one.get("priority", 0)
-            ))  # fmt: skip
+            arrived = {"arrival_time": start + one["at"], "priority": one.get("priority", 0)}
+            scheduler.add_request(Request(one["id"], [5] * one["prompt_len"], params, None, **arrived))
         for rid in [r for r, at in run.get("aborts", {}).items() if at == step]:
             scheduler.finish_requests(rid, RequestStatus.FINISHED_ABORTED)
         plan = scheduler.schedule()

@@ -1,8 +1,8 @@
 """Make the virtual environments of the throughput benchmark's peers: `setup.py [FOLDER] [--only vllm llamacpp]`.
 
-transformers needs none, it is a dependency. Each environment is made once (a second call only looks) and tried: it has to
-generate tokens from a tiny model. A peer that does not come to that is reported and left out of `FOLDER/peers.json`, which says
-where the Python of each one is. FOLDER is the cache's `peers` unless it is given.
+transformers needs none, it is a dependency; the tests of engine/vllm use that of vLLM. Each environment is made once (a second
+call only looks) and tried: it has to generate tokens from a tiny model. A peer that does not come to that is reported and left
+out of `FOLDER/peers.json`, which says where the Python of each one is. FOLDER is the cache's `peers` unless it is given.
 """
 
 from __future__ import annotations

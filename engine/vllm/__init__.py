@@ -8,13 +8,20 @@ Whatever decides is configuration, as plain as JSON, so that it reaches the proc
     vllm serve MODEL --scheduler-cls lengthwise.engine.vllm.PolicyScheduler \\
         --additional-config '{"lengthwise": {"policy": {"_target_": "lengthwise.sched.policies.sjf.SJF", "by": "mean"}}}'
 
-`policy` is what stands in a node of conf/policy, nested ones too. A request brings what the policy is to know of it in
-`SamplingParams(extra_args={"predicted_len": 120, "client": "a", "slo_ttft": 0.5})`, over HTTP in `vllm_xargs`; how each is read
-says request.py. `AsyncPolicyScheduler` is the same on vLLM's asynchronous scheduler, its own choice where there is a GPU.
+`policy` is what stands in a node of conf/policy, nested ones too, interpolations aside. Of Lengthwise the environment of vLLM
+needs this package alone (`pip install --no-deps`, or a path): neither this folder nor `sched` imports more than vLLM and numpy.
+
+A request brings what the policy is to know of it in `SamplingParams(extra_args={"predicted_len": 120, "client": "a"})`, over
+HTTP in `vllm_xargs`; request.py says what there is and how it is read. Priorities are vLLM's own, lower first; it takes them
+with `scheduling_policy="priority"` only, which then also chooses by them whom to preempt.
 
 The policy decides who is admitted next, and when (`admit`). What vLLM decides stays vLLM's: chunks and budgets, whether a
-request fits, who of the running is preempted when memory runs out; nobody is ever preempted for one who waits. A policy that
-needs more than that is refused when the engine starts.
+request fits, whom of the running to preempt when memory runs out; nobody is ever preempted for one who waits. A policy that
+needs more than that is refused when the engine starts, by its name and what it needs. A step counts for one token of each
+request that runs: with speculative decoding that is too few.
+
+`PolicyScheduler` is for synchronous scheduling (as on the CPU), `AsyncPolicyScheduler` for asynchronous (vLLM's own choice on
+GPUs). Policies of one's own are named alike; their module must be on the path of vLLM's processes (PYTHONPATH).
 """
 
 from .scheduler import GIVES, AsyncPolicyScheduler, PolicyScheduler

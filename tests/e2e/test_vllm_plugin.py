@@ -63,8 +63,8 @@ ABORTS = {"r005": 30, "r039": 70, "r000": 2}  # step at which
 BLOCKED = {"r003": 60, "r004": 90}
 SAID = [
     one("number", 0, 5, predicted_len=7.5), one("none", 0, 5), one("text", 0, 5, predicted_len="9"),
-    one("minus", 0, 5, predicted_len=-1), one("nan", 0, 5, predicted_len=float("nan")), one("quantiles", 0, 5, predicted_len=[10, 20, 30], client=3, slo_ttft="soon"),
-    one("falling", 0, 5, predicted_len=[30, 10]),
+    one("minus", 0, 5, predicted_len=-1), one("nan", 0, 5, predicted_len=float("nan")),
+    one("quantiles", 0, 5, predicted_len=[10, 20, 30], client=3, slo_ttft="soon"), one("falling", 0, 5, predicted_len=[30, 10]),
 ]  # fmt: skip
 REFUSED = {
     "SRPT": ({"_target_": f"{POLICIES}.srpt.SRPT"}, "SRPT needs ['preempt']"),
@@ -97,7 +97,8 @@ PLAYS = {
     "vtc": {"slots": 1, "policy": {"_target_": f"{POLICIES}.vtc.VTC"}, "requests": CLIENTS},
     "wait": {"slots": 8, "policy": {"_target_": f"{POLICIES}.wait.Wait", "threshold": 4},
              "requests": [one(f"w{i}", 3 * i, 30) for i in range(8)]},
-    "told": {**TIGHT, "policy": {"_target_": "vllm_host.Told"}, "requests": CROWD, "aborts": ABORTS},
+    "told": {**TIGHT, "policy": {"_target_": "vllm_host.Told"}, "requests": CROWD, "aborts": ABORTS,
+             "blocked": BLOCKED},
     "said": {"slots": 1, "policy": {"_target_": "vllm_host.Told"}, "requests": SAID},
     "beside": {**AMPLE, "policy": SJF, "beside": {"alpha": 1}, "requests": []},
     **{f"refused {name}": {**AMPLE, "policy": node, "requests": []} for name, (node, _) in REFUSED.items()},
