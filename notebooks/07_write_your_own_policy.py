@@ -168,8 +168,8 @@ _target_: lengthwise.sched.policies.bounded.OvertakingGuard
 policy: {_target_: area.AreaFirst}
 most: 100
 """)
-sweep = ["policy=fcfs,area,bounded_area", "predictor=noisy_oracle", "load=1.1", "num_requests=400", "wandb=off", "name=area"]
-sweep += ["wandb=off", "name=area", f"out={folder / 'runs'}"]
+sweep = ["policy=fcfs,area,bounded_area", "predictor=noisy_oracle", "load=1.2", "limits.kv_pool_tokens=20000"]
+sweep += ["num_requests=500", "wandb=off", "name=area", f"out={folder / 'runs'}"]
 command = [sys.executable, "-m", "lengthwise.cli", "run", "--config-dir", str(folder), "-m", *sweep]
 env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])}
 done = subprocess.run(command, env=env, capture_output=True, text=True)

@@ -136,9 +136,9 @@ def play(run: dict, model: str) -> dict:
         ids = list(plan.num_scheduled_tokens)
         known = scheduler.requests
         tokens = [[7] if known[i].num_computed_tokens >= known[i].num_prompt_tokens else [] for i in ids]
+        step += 1
         scheduler.update_from_output(plan, ModelRunnerOutput(ids, {i: n for n, i in enumerate(ids)}, tokens))
         out["finished"].update((i, step) for i in ids if i not in scheduler.requests)
-        step += 1
     if "policy" in run:
         queue = scheduler.waiting
         queue.begin(scheduler.finished_req_ids)

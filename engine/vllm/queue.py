@@ -21,7 +21,7 @@ from lengthwise.sched.waiting import Waiting
 from .request import as_request
 
 
-class PolicyQueue(RequestQueue):
+class PolicyQueue(RequestQueue):  # type: ignore[misc]  # vLLM is not typed here
     """usage: the share of KV that is taken; pool_tokens: of KV there are. Times in s since it was made, by `clock`."""
 
     def __init__(self, policy: Policy, usage: Callable[[], float], pool_tokens: int) -> None:
@@ -30,7 +30,8 @@ class PolicyQueue(RequestQueue):
         self._start = self.clock()
         self.now = self.step_time = 0.0
         self.step = 0  # decode steps
-        self._ran = False  # whether the last step had work
+        self._in_flight = 0  # steps scheduled that have not ended
+        self._mark = 0.0  # when the first of them began, or the one before it ended
         self._num = 0  # requests so far
         self._ours: dict[str, Request] = {}
         self._theirs: dict[Request, VllmRequest] = {}
@@ -59,10 +60,10 @@ class PolicyQueue(RequestQueue):
         return round(self.pool_tokens * (1.0 - self._usage()))
 
     def generated(self, req: Request) -> int:
-        return self._theirs[req].num_output_tokens
+        return int(self._theirs[req].num_output_tokens)
 
     def computed(self, req: Request) -> int:
-        return self._theirs[req].num_computed_tokens
+        return int(self._theirs[req].num_computed_tokens)
 
     def client_running(self, client: str | None) -> int:
         return sum(r.client == client for r in self._batch)
@@ -70,19 +71,11 @@ class PolicyQueue(RequestQueue):
     # --- a step of vLLM -----------------------------------------------------------------------------------------------
 
     def begin(self, ended: Iterable[str]) -> None:
-        """Before a step: tell the policy of the last one, and of requests that ended since, by id; look at keys anew."""
-        before, self.now = self.now, max(self.now, self.clock() - self._start)
-        if self._ran:
-            self.step += len(self._batch) > len(self._prefilling)
-            for req in [r for r in self._prefilling if self.generated(r) > r._generated]:
-                del self._prefilling[req]
-                req._phase = Phase.DECODING
-            self.policy.on_steps(1, self)
-        gone = [req for i in ended if (req := self._ours.get(i)) is not None and self._theirs[req].is_finished()]
-        for req in sorted(gone, key=lambda r: r.rid):  # `ended` is a set
-            self._end(req)
-        if self._ran and self._batch:  # else the engine may have slept meanwhile
-            self.step_time = self.now - before
+        """Before a step is scheduled: tell the policy who ended, by id, and look at keys anew."""
+        self._tick()
+        self._end_all(ended)
+        if not self._in_flight:
+            self._mark = self.now
         if (epoch := self.policy.key_epoch(self)) != self._epoch:
             self._epoch = epoch
             self._heap.rekey(lambda r: self.policy.key(r, self))
@@ -92,10 +85,32 @@ class PolicyQueue(RequestQueue):
                 self._push(req)
         self._order = self._first = None
 
-    def end(self, ran: bool) -> None:
-        """After a step, which `ran` if it had work."""
+    def scheduled(self, ran: bool) -> None:
+        """The step is scheduled; `ran`: there was work for it."""
         self._settle()
-        self._ran = ran
+        self._in_flight += ran
+
+    def ended(self, ran: bool, ended: Iterable[str]) -> None:
+        """What came of a step is known: tell the policy of it, and who ended with it, before anybody else arrives."""
+        self._tick()
+        if ran:
+            self._in_flight -= 1
+            self.step_time, self._mark = self.now - self._mark, self.now
+            self.step += len(self._batch) > len(self._prefilling)
+            for req in [r for r in self._prefilling if self.generated(r) > r._generated]:
+                del self._prefilling[req]
+                req._phase = Phase.DECODING
+            self.policy.on_steps(1, self)
+        self._end_all(ended)
+
+    def _tick(self) -> None:
+        self.now = max(self.now, self.clock() - self._start)
+
+    def _end_all(self, ended: Iterable[str]) -> None:
+        gone = [self._ours[i] for i in ended if i in self._ours]
+        for req in sorted(gone, key=lambda r: r.rid):  # `ended` is a set
+            if self._theirs[req].is_finished():  # else it is another one by the same id
+                self._end(req)
 
     def _settle(self) -> None:
         req, self._popped = self._popped, None
@@ -136,8 +151,9 @@ class PolicyQueue(RequestQueue):
         known = self._ours.get(request.request_id)
         if known is not None:  # the id of one that has ended, or a session's that goes on: another request to the policy
             self._end(known)
+        self._tick()
         self._num += 1
-        req = as_request(request, self._num, self._start, max(self.now, self.clock() - self._start))
+        req = as_request(request, self._num, self._start, self.now)
         self._ours[request.request_id], self._theirs[req] = req, request
         req._entry, req._phase = self._num, Phase.WAITING
         self.policy.on_arrival(req)

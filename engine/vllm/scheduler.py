@@ -54,20 +54,26 @@ class _Ordered:
 
     def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
         policy = policy_of(vllm_config)
-        super().__init__(vllm_config, *args, **kwargs)
+        super().__init__(vllm_config, *args, **kwargs)  # type: ignore[call-arg]
         pool = (self.cache_config.num_gpu_blocks - 1) * self.block_size  # type: ignore[attr-defined]  # one stands for none
         self.waiting = PolicyQueue(policy, self.get_kv_cache_usage, pool)  # type: ignore[attr-defined]
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         self.waiting.begin(self.finished_req_ids)  # type: ignore[attr-defined]
         output = super().schedule(*args, **kwargs)  # type: ignore[misc]
-        self.waiting.end(output.total_num_scheduled_tokens > 0)
+        self.waiting.scheduled(output.total_num_scheduled_tokens > 0)
         return output
 
+    def update_from_output(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+        outputs = super().update_from_output(scheduler_output, *args, **kwargs)  # type: ignore[misc]
+        ran = scheduler_output.total_num_scheduled_tokens > 0
+        self.waiting.ended(ran, self.finished_req_ids)  # type: ignore[attr-defined]
+        return outputs
 
-class PolicyScheduler(_Ordered, Scheduler):
+
+class PolicyScheduler(_Ordered, Scheduler):  # type: ignore[misc]
     """`scheduler_cls` where scheduling is not asynchronous: on the CPU, or with async_scheduling=False."""
 
 
-class AsyncPolicyScheduler(_Ordered, AsyncScheduler):
+class AsyncPolicyScheduler(_Ordered, AsyncScheduler):  # type: ignore[misc]
     """`scheduler_cls` with asynchronous scheduling. What a policy hears of generated tokens is then a step late."""

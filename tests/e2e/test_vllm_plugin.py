@@ -207,7 +207,7 @@ def test_what_a_policy_is_told(played):
     last, running = {}, 0
     for what, *rest in calls:
         if what == "steps":
-            assert rest[3] == running and rest[2] in (0.0, 1.0)
+            assert rest[3] == running and rest[2] == 1.0
             continue
         rid = rest[0]
         assert what in after[last[rid]] if rid in last else what == "arrival"
