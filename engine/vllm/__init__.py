@@ -8,8 +8,9 @@ Whatever decides is configuration, as plain as JSON, so that it reaches the proc
     vllm serve MODEL --scheduler-cls lengthwise.engine.vllm.PolicyScheduler \\
         --additional-config '{"lengthwise": {"policy": {"_target_": "lengthwise.sched.policies.sjf.SJF", "by": "mean"}}}'
 
-`policy` is what stands in a node of conf/policy, nested ones too, interpolations aside. Of Lengthwise the environment of vLLM
-needs this package alone (`pip install --no-deps`, or a path): neither this folder nor `sched` imports more than vLLM and numpy.
+`policy` is what stands in a node of conf/policy, nested ones too, interpolations aside; numbers that are keys of a mapping, as
+in WRR's weights, get lost in JSON, not in Python. Of Lengthwise the environment of vLLM needs this package alone (`pip install
+--no-deps`, or a path): neither this folder nor `sched` imports more than vLLM and numpy.
 
 A request brings what the policy is to know of it in `SamplingParams(extra_args={"predicted_len": 120, "client": "a"})`, over
 HTTP in `vllm_xargs`; request.py says what there is and how it is read. Priorities are vLLM's own, lower first; it takes them
