@@ -20,7 +20,7 @@ import lengthwise
 
 VOLATILE = (  # where results go, how they are shown and what they are wanted for, not what they are
     "out", "name", "check", "exclude", "figure", "wandb", "study", "tune",
-    "target", "artefact", "engine", "settings",  # stand in the nodes that read them
+    "target", "artefact", "artefacts", "engine", "settings",  # stand in the nodes that read them
 )  # fmt: skip
 PACKAGE = Path(lengthwise.__file__).parent
 LEARNING = (
@@ -33,9 +33,9 @@ READERS = frozenset(  # modules of experiments/ that start cells or read their r
         "answerers", "app", "bench_app", "bisection", "capacity", "capacity_app", "capacity_table", "catalogue", "cellhash",
         "collect", "collect_app", "comparison", "composer",
         "contract", "criterion", "data", "fetching", "hints", "job", "journal", "launch", "load_runs", "manifest", "paths",
-        "prepare",
+        "prepare", "estimates",
         "probe_app", "probe_train", "probes", "profile", "profile_app", "profile_fit", "progress", "ranges", "report",
-        "serve_app", "serve_cell", "simulate", "size", "stability", "stored", "study", "sweep", "table",
+        "regret", "serve_app", "serve_cell", "simulate", "size", "stability", "stored", "study", "sweep", "table",
         "taken", "label_budget",
         "token_cost", "trace_summary", "tracking", "train", "train_app", "train_report", "train_table",
         "tune", "tune_report", "validate",

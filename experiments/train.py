@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from lengthwise.predictors import artefact
 from lengthwise.predictors.constant import Constant
+from lengthwise.predictors.online import Online
 from lengthwise.predictors.oracle import Oracle
 from lengthwise.predictors.predictor import LengthPredictor
 from lengthwise.predictors.profiling import profile_latency
@@ -29,6 +30,7 @@ from lengthwise.predictors.splits import SPLITS, joint_groups, named_split, time
 
 from .dataset import Dataset
 from .label_budget import labels_of
+from .regret import Held, Regret
 from .train_report import MIN_ROWS, label_shares, resample_ceiling, summarise
 
 Make = Callable[[], LengthPredictor]
@@ -60,6 +62,7 @@ def train(
     split: str = "all",
     label_samples: int | None = None,
     others: Mapping[str, Dataset] | None = None,
+    regret: Regret | None = None,
     folder: Path | None = None,
     progress: Say | None = None,
     told: Mapping[str, Any] | None = None,
@@ -70,9 +73,10 @@ def train(
     split: rows the artefact learns from: all, the training rows of a named split, or `time`: those that arrived first; the
     artefact's scores on the rows left out are `held_out`. label_samples: learn from the median of so many answers to each
     prompt, none of which is scored (label_budget.py). others: name -> rows of other workloads, scored too (`transfer`) by what
-    each split has learned, without those whose prompts it has learned from. progress: told what is done. told: further keys of
-    the report. Times are in its `volatile` section; the rest is the same for the same rows. Raises ValueError on too few rows,
-    on rows without text where the predictor needs it, and on unknown names.
+    each split has learned, without those whose prompts it has learned from. regret: simulates what each split's predictor is
+    worth to SJF and SRPT (regret.py). progress: told what is done. told: further keys of the report. Times, and what they
+    change, are in its `volatile` section; the rest is the same for the same rows. Raises ValueError on too few rows, on rows
+    without text where the predictor needs it, and on unknown names.
     """
     predictor = make_predictor()
     _refuse(dataset, predictor, baselines, split)
@@ -108,6 +112,8 @@ def train(
     volatile["latency"] = {**asdict(profile), "charged": predictor.latency.as_dict()}
 
     hashed = artefact.data_hash(dataset.asked(), dataset.output_len, cut)
+    if regret is not None:
+        volatile["regret"] = regret(dataset, hashed, scored.held, predictor.latency, say)
     report = {
         **(told or {}),
         "predictor": predictor.name,
@@ -185,17 +191,19 @@ def _split(dataset: Dataset, split: str, group: NDArray[np.int64]) -> tuple[NDAr
 
 class Scored(NamedTuple):
     """Scores by split; seconds of each fit and test; errors of all test rows by band, None where lengths are not predicted;
-    scores on other workloads."""
+    scores on other workloads; what was predicted of each split's test rows."""
 
     splits: dict[str, dict[str, Any]]
     seconds: list[float]
     errors: dict[str, Any] | None
     transfer: dict[str, Any]
+    held: dict[str, Held]
 
 
 def _scored(lessons: Lessons, make: Callable[[], LengthPredictor | Oracle], say: Say, others: Mapping[str, Dataset]) -> Scored:
     dataset, exact = lessons.dataset, ~lessons.dataset.cut
     out: dict[str, dict[str, Any]] = {}
+    held: dict[str, Held] = {}
     times, medians, truths = [], [], []
     elsewhere: dict[str, dict[str, Any]] = {name: {} for name in others}
     for name in SPLITS:
@@ -211,6 +219,9 @@ def _scored(lessons: Lessons, make: Callable[[], LengthPredictor | Oracle], say:
             predictions = predictor.from_truth(dataset.output_len[test])
         times.append(time.perf_counter() - begin)
         out[name] = score(predictions, dataset.output_len[test], dataset.cut[test])
+        median = float(np.median(lessons.labels[learn]))
+        learns = predictor.new_correction(median).settings() if isinstance(predictor, Online) else None
+        held[name] = Held(test, predictions, median, learns)
         kept = np.flatnonzero(exact[test])
         if predictions.point is not None or predictions.survival is not None:
             medians.append(predictions.take(kept).quantiles((0.5,))[:, 0])
@@ -220,7 +231,8 @@ def _scored(lessons: Lessons, make: Callable[[], LengthPredictor | Oracle], say:
             elsewhere[other][name] = _transferred(predictor, rows)
         say(f"{predictor.name}: split {name} ({len(out)} of {len(SPLITS)})")
     errors = errors_by_band(np.concatenate(medians), np.concatenate(truths)) if medians else None
-    return Scored(out, times, errors, {name: _told(dataset, others[name], found) for name, found in elsewhere.items()})
+    transfer = {name: _told(dataset, others[name], found) for name, found in elsewhere.items()}
+    return Scored(out, times, errors, transfer, held)
 
 
 def _transferred(predictor: LengthPredictor, dataset: Dataset) -> dict[str, Any]:

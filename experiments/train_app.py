@@ -12,7 +12,9 @@ import re
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import hydra
@@ -26,7 +28,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 import lengthwise
 
-from . import label_budget, train_report
+from . import label_budget, regret, train_report
 from . import train as training
 from .cellhash import LEARNING, code, digest, files, plugins
 from .composer import Cfg, Composer, plain
@@ -34,13 +36,14 @@ from .dataset import Dataset
 from .hints import print_error, run_app
 from .nodes import make
 from .paths import root
+from .regret import Regret
 from .train import train
 from .train_report import table
 from .train_table import FILE, frame_of, text_of, transfers_of
 
 CONFIG = "train"
 REFUSALS = (ValueError, ImportError, FileNotFoundError, OmegaConfBaseException, InstantiationException)
-PARTS = ("predictor", "workload", "split", "label_samples")  # of the config, that a report depends on
+PARTS = ("predictor", "workload", "split", "label_samples", "regret")  # of the config, that a report depends on
 
 
 @hydra.main(version_base="1.3", config_path="pkg://lengthwise.conf", config_name=CONFIG)
@@ -139,12 +142,26 @@ def _rows(cfg: Cfg) -> Dataset:
     return dataset
 
 
+def _simulated(cfg: Cfg) -> Regret | None:
+    size, load = cfg["regret"]["num_requests"], cfg["regret"]["load"]
+    return None if size is None else _regret(size, load)
+
+
+_regret = lru_cache(maxsize=4)(Regret)  # one for all predictors of a sweep: it keeps the arms that they share
+
+
 def _key(cfg: Cfg, others: Mapping[str, Cfg]) -> str:
     """Of all that a report depends on: nodes, files, code; the nodes of the other workloads that it scores too."""
     parts = {"own": {part: cfg[part] for part in PARTS}, "others": {name: cfg["workload"] for name, cfg in others.items()}}
-    own = [hashlib.sha256(Path(str(one.__file__)).read_bytes()).hexdigest() for one in (training, train_report, label_budget)]
-    version = {"version": lengthwise.__version__, "code": code(LEARNING), "scoring": own}
+    own = [_hash(one) for one in (training, train_report, label_budget)]
+    version: dict[str, Any] = {"version": lengthwise.__version__, "code": code(LEARNING), "scoring": own}
+    if _simulated(cfg) is not None:
+        version["simulated"] = [code(("sched", "engine", "experiments")), _hash(regret)]
     return digest({**parts, **version, "plugins": plugins(parts), "files": files(parts)})
+
+
+def _hash(module: ModuleType) -> str:
+    return hashlib.sha256(Path(str(module.__file__)).read_bytes()).hexdigest()
 
 
 def _found(folder: Path, made_by: str) -> dict[str, Any] | None:
@@ -165,7 +182,8 @@ def _trained(
     folder.mkdir(parents=True, exist_ok=True)
     report = train(
         dataset, lambda: make(node), baselines=baselines, split=str(cfg["split"]), label_samples=cfg["label_samples"],
-        others=others, folder=folder, told={"label": name.predictor, "rows_label": name.workload, "made_by": made_by},
+        others=others, regret=_simulated(cfg), folder=folder,
+        told={"label": name.predictor, "rows_label": name.workload, "made_by": made_by},
         progress=lambda text: print(f"{time.perf_counter() - begin:6.1f} s  {text}", file=sys.stderr, flush=True),
     )  # fmt: skip
     return report, folder

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from lengthwise.predictors.scores import kendall_tau
 from lengthwise.predictors.splits import SPLITS
 
+from . import regret
 from .dataset import Dataset
 
 MIN_ROWS = 100  # fewer rows make splits, or a ceiling, that say nothing
@@ -81,6 +82,11 @@ def resample_ceiling(dataset: Dataset, cut: NDArray[Any]) -> dict[str, Any]:
     return {"kendall_tau": kendall_tau(others, y[many]), "n": len(many), "prompts": int(np.count_nonzero(size > 1))}
 
 
+def reached_of(tau: float | None, ceiling: float | None) -> float | None:
+    """The share of the ceiling's tau-b that a predictor reaches; None where either is unknown or the ceiling orders nothing."""
+    return tau / ceiling if tau is not None and ceiling is not None and ceiling > 0 else None
+
+
 def table(report: Mapping[str, Any]) -> str:
     """The report as text: one row a predictor, then error by length band."""
     columns = ("kendall_tau", "spearman", "mae", "r2_log", "crps", "top_decile_recall")
@@ -113,9 +119,13 @@ def table(report: Mapping[str, Any]) -> str:
     if held := report.get("held_out"):
         lines += ["", f"held out by split {report['split']}: {held['n']} rows, tau-b {number(held['kendall_tau'])}, "
                   f"MAE {number(held['mae'])}"]  # fmt: skip
+    if found := report["volatile"].get("regret"):
+        lines += ["", *regret.lines(found, report["predictor"], number)]
     ceiling = report["resample_ceiling"]
     known = ceiling["kendall_tau"]
-    lines += ["", "re-sample ceiling: " + (f"tau-b {known:.3f}" if known is not None else f"unknown, {ceiling['reason']}")]
+    reached = reached_of(report["metrics"]["kendall_tau"], known)
+    share = "" if reached is None else f", of which {report['predictor']} reaches {reached:.0%}"
+    lines += ["", "re-sample ceiling: " + (f"unknown, {ceiling['reason']}" if known is None else f"tau-b {known:.3f}{share}")]
     if report["dropped"]:
         lines.append("rows left out by the loader: " + ", ".join(f"{k} {v}" for k, v in report["dropped"].items()))
     volatile = report["volatile"]

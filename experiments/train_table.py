@@ -12,7 +12,7 @@ import pandas as pd
 
 from lengthwise.predictors.splits import SPLITS
 
-from .train_report import number
+from .train_report import number, reached_of
 
 FILE = "report.json"
 SCORES = ("kendall_tau", "spearman", "mae", "r2_log", "pinball", "crps", "top_decile_recall")
@@ -33,9 +33,14 @@ def frame_of(reports: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
 
     Columns: predictor, workload, unit, kind (trained | baseline | ceiling), label_samples, num_rows, num_censored, SCORES as
     means over the named splits, kendall_tau_SPLIT, coverage_50/80/95; of the trained ones single_ms, single_p99_ms, batch_ms,
-    batch_p99_ms (of one batch of batch_size), fit_s, artefact_bytes, artefact.
+    batch_p99_ms (of one batch of batch_size), fit_s, artefact_bytes, artefact; where it was simulated (regret.py) e2e_P (s)
+    and gap_closed_P, P being sjf and srpt, of the constant and the oracle too; where there is a re-sample ceiling, reached: the
+    share of its tau.
     """
-    rows = [_row(report, name_of(report), "trained", report["metrics"]) | _costs(report) for report in reports]
+    rows = [
+        _row(report, name_of(report), "trained", report["metrics"]) | _costs(report) | _regret(report, "predictor")
+        for report in reports
+    ]
     for workload in dict.fromkeys(map(rows_of, reports)):
         mine = [report for report in reports if rows_of(report) == workload]
         have = {name_of(report) for report in mine}
@@ -43,8 +48,11 @@ def frame_of(reports: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
             for name, scores in report["baselines"].items():
                 if name not in have and "skipped" not in scores:
                     have.add(name)
-                    rows.append(_row(report, name, "baseline", scores))
+                    rows.append(_row(report, name, "baseline", scores) | _regret(report, name))
         ceiling = mine[0]["resample_ceiling"]["kendall_tau"]
+        for row in rows:
+            if row["workload"] == workload and (share := reached_of(row["kendall_tau"], ceiling)) is not None:
+                row["reached"] = share
         if ceiling is not None:
             rows.append(_row(mine[0], "another answer", "ceiling", {"kendall_tau": ceiling}))
     return pd.DataFrame(rows)
@@ -101,6 +109,17 @@ def _costs(report: Mapping[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _regret(report: Mapping[str, Any], arm: str) -> dict[str, float]:
+    found = report["volatile"].get("regret")
+    out: dict[str, float] = {}
+    for policy, arms in (found["policies"] if found else {}).items():
+        own = arms.get(arm, {})
+        out |= {f"e2e_{policy}": _float(own.get("e2e_mean")), f"gap_closed_{policy}": _float(own.get("gap_closed"))}
+        if arm == "oracle":
+            out[f"gap_closed_{policy}"] = 1.0
+    return out
+
+
 def _float(value: Any) -> float:
     return float("nan") if value is None else float(value)
 
@@ -112,6 +131,8 @@ def text_of(frame: pd.DataFrame, transfers: pd.DataFrame) -> str:
         "top_decile_recall": "top 10 %", "coverage_50": "in 50 %", "coverage_80": "80 %", "coverage_95": "95 %",
         "single_p99_ms": "ms p99", "batch_p99_ms": "of 64", "fit_s": "fit s", "kilobytes": "kB",
     }  # fmt: skip
+    more = {"reached": "reached", "gap_closed_sjf": "SJF gap", "gap_closed_srpt": "SRPT gap"}
+    heads |= {key: text for key, text in more.items() if key in frame}
     splits = frame[[f"kendall_tau_{name}" for name in SPLITS]]
     frame = frame.assign(spread=splits.max(axis=1) - splits.min(axis=1), kilobytes=frame["artefact_bytes"] / 1000)
     width = max(15, *(len(name) + 1 for name in frame["predictor"]))

@@ -69,7 +69,7 @@ def test_a_run_that_was_stopped_goes_on_and_what_it_collects_is_of_use(folder):
     table = "_target_: lengthwise.experiments.workloads.table.load, path: rows.jsonl, prompt: text"
     base = f"workload.base={{{table}, prompt_len: n, output_len: n, unit: words}}"
     node = ["workload=collected", "workload.path=a.parquet", base]
-    code, out, said = done("train", "predictor=ridge", *node, "baselines=[constant]", folder=folder)
+    code, out, said = done("train", "predictor=ridge", *node, "baselines=[constant]", "regret.num_requests=null", folder=folder)
     assert code == 0, said
     (report,) = (folder / "runs" / "train").rglob("report.json")
     found = json.loads(report.read_text())

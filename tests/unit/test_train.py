@@ -171,10 +171,12 @@ def write_rows(folder: Path, num_rows: int = 200) -> Path:
 
 
 def test_the_command_trains_prints_and_saves(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code = main(["predictor=prompt_length", "workload=synthetic", f"out='{tmp_path}'", "baselines=[constant,oracle]"])
+    line = ["predictor=prompt_length", "workload=synthetic", "baselines=[constant,oracle]", "regret.num_requests=100"]
+    code = main([*line, f"out='{tmp_path}'"])
     out = capsys.readouterr().out
     folder = tmp_path / "train" / "prompt_length-synthetic"
     assert code == 0 and f"predictor=artefact predictor.path={folder / 'artefact'}" in out and "tau-b" in out
+    assert "slots64_gamma3 at load 0.95, 3 x 100 requests" in out
     assert list(json.loads((folder / "report.json").read_text())["baselines"]) == ["constant", "oracle"]
     assert load(folder / "artefact").fitted
 

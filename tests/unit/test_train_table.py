@@ -164,6 +164,19 @@ def test_a_budget_is_told_in_report_artefact_and_table(tmp_path: Path) -> None:
     assert page["provenance"]["label_samples"] == 3
 
 
+def test_the_share_of_the_ceiling_that_is_reached_is_told() -> None:
+    reports = [train(answered(noise=0.8), make, baselines=("oracle",)) for make in (Constant, PromptLength)]
+    frame = frame_of(reports).set_index("predictor")
+    ceiling = frame.loc["another answer", "kendall_tau"]
+    assert frame.loc["prompt_length", "reached"] == pytest.approx(frame.loc["prompt_length", "kendall_tau"] / ceiling)
+    assert frame.loc["constant", "reached"] == 0.0 and 0.5 < frame.loc["prompt_length", "reached"] <= 1.1
+    assert np.isnan(frame.loc["another answer", "reached"])
+    assert f", of which prompt_length reaches {frame.loc['prompt_length', 'reached']:.0%}" in table(reports[1])
+    assert "reached" in text_of(frame.reset_index(), transfers_of(reports))
+    alone = frame_of([train(dataset(), Constant, baselines=())])
+    assert "reached" not in alone and "reached" not in text_of(alone, transfers_of([]))
+
+
 # --- the command ------------------------------------------------------------------------------------------------------
 
 
@@ -177,7 +190,8 @@ def write_rows(path: Path, seed: int = 0, num_rows: int = 150) -> None:
 def sweep(folder: Path, *more: str) -> int:
     write_rows(folder / "a.jsonl")
     named = ["prompt=prompt", "prompt_len=prompt_len", "output_len=output_len", "unit=made-up", f"path={folder}/a.jsonl"]
-    return command(["train", "-m", "workload=table", *(f"workload.{text}" for text in named), f"out={folder}", *more])
+    line = ["train", "-m", "workload=table", "regret.num_requests=null", f"out={folder}"]
+    return command([*line, *(f"workload.{text}" for text in named), *more])
 
 
 def test_a_sweep_is_one_table_and_goes_on_where_it_stopped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
