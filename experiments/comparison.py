@@ -23,6 +23,7 @@ SETTING = ("setting", "workload", "arrivals", "population", "reshape", "limits",
 SCHEDULE = ("policy", "predictor")
 VARIANT = ("refine", "batching", "kv", "preemption", "admission", "victim")  # of a schedule's name where they tell two apart
 SERIES = ("e2e", "ttft", "tpot", "normalised_latency")
+POOLED = (*SERIES, "wait")
 COLUMNS = (
     "arrival", "first_scheduled", "first_token", "finish", "ended", "prompt_len", "output_len", "max_new_tokens", "status",
 )  # fmt: skip
@@ -99,8 +100,9 @@ def with_setting_names(frame: pd.DataFrame) -> pd.DataFrame:
 
 def compare(cells: Sequence[Cell]) -> pd.DataFrame:
     """`paired`, and what the cells measured: num_requests (a cell), num_counted, num_unfinished, num_rejected, num_censored
-    (pooled); {series}_{mean,p50,p99} (s; s a token), {series}_{p50,p99}_open: only known to be at least that; goodput_rps (mean
-    over seeds), attainment (pooled), attainment_n, wait_share (of E2E, mean over seeds), max_wait (s), max_wait_open,
+    (pooled); {series}_{mean,p50,p99} (s; s a token), {series}_{p50,p99}_open: only known to be at least that, of POOLED;
+    goodput_rps (mean over seeds), attainment (pooled), attainment_n, wait_share (of E2E, mean over seeds), max_wait (s),
+    max_wait_open,
     horizon (s), load_least and load_greatest (achieved by a seed's arrivals), num_after_arrivals (pooled) and
     after_arrivals_share (the greatest of the seeds; see metrics.py), marks. Reads requests.parquet."""
     table = paired(load_runs(list(cells)))
@@ -164,7 +166,7 @@ def merge_marks(marks: Iterable[str]) -> list[str]:
 
 def _pooled(cells: Sequence[Cell]) -> dict[str, Any]:
     """Mean, P50, P99 over the counted requests of all cells; no mean where one has not ended."""
-    parts: dict[str, list[Sample]] = {name: [] for name in SERIES}
+    parts: dict[str, list[Sample]] = {name: [] for name in POOLED}
     for cell in cells:
         requests = read_requests(cell.folder, COLUMNS)
         counted = requests[window_of(cell).counts(requests["arrival"].to_numpy())]

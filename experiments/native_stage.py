@@ -33,6 +33,7 @@ log = logging.getLogger(__name__)
 LENGTHS = ("forced", "free")
 TIMES = ("measured", "told")
 DEPTHS: tuple[int | str, ...] = ("auto", 1, 2)
+OWN_LENGTHS = "answers are as long as the model made them: E2E is not that of other arms, TTFT and E2E / token are comparable"
 DIFFERS = "timed on a machine: the same seed gives the same requests and token counts, never the same times"
 
 
@@ -105,7 +106,8 @@ class NativeStage:
         return _loaded(self.model, options)
 
     def names(self, cfg: Config) -> dict[str, Any]:
-        return {"executor": "native", "model": self.loaded().model.name}
+        node = (cfg.get("choices") or {}).get("executor") or "native"  # native_free is to be told from native
+        return {"executor": node, "model": self.loaded().model.name}
 
     def pool_tokens(self, cfg: Config) -> int:
         limits = cfg["limits"]
@@ -173,7 +175,7 @@ class NativeStage:
     def marks(self, cfg: Config, run: Run) -> list[str]:
         if self.times == "told":
             return range_marks(run, load_hardware(cfg))
-        out = [DIFFERS]
+        out = [DIFFERS, *([OWN_LENGTHS] if self.lengths == "free" else [])]
         why = self._why_no_profile(cfg)
         if why:
             out.append(f"slowdown is absent: {why}")

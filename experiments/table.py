@@ -27,7 +27,7 @@ GROUPS = (
     ("E2E / token (ms)", ("mean", "P50", "P99")),
     ("goodput", ("req/s",)),
     ("SLO", ("met",)),
-    ("max wait", ("(s)",)),
+    ("wait (s)", ("P99", "max")),
 )
 WIDTH = 160
 ENOUGH = 2000  # requests that a P99 wants: 20 beyond it
@@ -104,11 +104,13 @@ def render(row: Any, note: str = "") -> Row:
         or ("oracle" if row["predictor"] == "oracle" and row["is_oracle"] else "")
         or interval([100 * row[f"gap_closed{end}"] for end in ("", "_low", "_high")], percent)
     )
+    waits = (">" if row["wait_p99_open"] else "") + number(row["wait_p99"])
+    waits += few if waits != "-" else ""
     met = "-" if math.isnan(row["attainment"]) else f"{100 * row['attainment']:.1f}%"
     return [
         [str(row["policy"]), name], series["e2e"], [change], [gap], series["ttft"], series["tpot"],
         series["normalised_latency"], [number(row["goodput_rps"])], [met],
-        [(">" if row["max_wait_open"] else "") + number(row["max_wait"])],
+        [waits, (">" if row["max_wait_open"] else "") + number(row["max_wait"])],
     ]  # fmt: skip
 
 

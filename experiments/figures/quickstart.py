@@ -90,8 +90,9 @@ def draw(runs: pd.DataFrame, ax: Axes) -> pd.DataFrame:
 
 
 def relative(runs: pd.DataFrame) -> pd.DataFrame:
-    """The plotted table: all schedules but FCFS itself, a row each per setting and load."""
+    """The plotted table: all schedules but FCFS itself, a row each per setting and load; settings without FCFS are left out."""
     table = paired(runs)
+    table = table[table["setting_name"].isin(table.loc[table["policy"] == "fcfs", "setting_name"])]
     columns = ["setting_name", "load", "rate", "policy", "predictor", "variant", "ratio", "ratio_low", "ratio_high"]
     columns += ["gap_closed", "gap_closed_low", "gap_closed_high", "gap_note", "difference_seeds", "num_cells"]
     return table[table["policy"] != "fcfs"][columns].reset_index(drop=True)

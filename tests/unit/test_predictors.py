@@ -80,7 +80,7 @@ def test_p6_every_node_keeps_the_contract(path: Path, tmp_path: Path) -> None:
     if path.stem == "none":
         assert settings == {"_target_": None}
         return
-    if path.stem in ("artefact", "transferred"):
+    if path.stem in ("artefact", "artefact_default", "artefact_best", "transferred"):
         fitted(PromptLength).save(tmp_path / "saved")
         loaded = instantiate({**settings, "path": str(tmp_path / "saved")})
         assert isinstance(loaded, PromptLength) and loaded.fitted

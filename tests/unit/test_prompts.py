@@ -8,6 +8,7 @@ from collections import Counter, defaultdict
 import numpy as np
 import pytest
 
+import lengthwise
 from lengthwise.experiments import cellhash, collected
 from lengthwise.experiments.contract import check_workload
 from lengthwise.experiments.dataset import UNANSWERED
@@ -119,8 +120,10 @@ def test_prompts_alone_are_no_labels():
     data = check_workload(lambda: prompts.load(None))
     assert data.unit == UNANSWERED and set(data.output_len) == {1} and len(data) == len(ALL)
     assert data.prompt_len.tolist() == [len(prompt.text) for prompt in ALL]
-    with pytest.raises(ValueError, match="no answers"):
+    with pytest.raises(ValueError, match="no answers: `lengthwise collect model=smollm2 workload=prompts"):
         train(data, Constant)
+    with pytest.raises(ValueError, match="no answers: `lengthwise collect model=smollm2 workload=prompts"):
+        lengthwise.simulate(workload=data, num_requests=10)
 
 
 def test_answers_are_joined_by_text(tmp_path):
@@ -162,3 +165,22 @@ def test_embedded_texts_are_part_of_what_a_cell_is(tmp_path, monkeypatch):
 
     before = code("a.py", "1")
     assert before != code("b.yaml", "1") != code("b.yaml", "2") == code("notes.txt", "3")
+
+
+# --- parts ------------------------------------------------------------------------------------------------------------
+
+
+def test_held_out_prompts_share_no_template_and_no_topic_with_those_to_learn_from(monkeypatch):
+    parts = {part: prompts.load(None, part=part) for part in prompts.PARTS}
+    learn, apart = parts["learn"], parts["held_out"]
+    for name in ("template", "topic"):
+        assert not set(learn.columns[name]) & set(apart.columns[name])
+    assert set(learn.columns["kind"]) == set(apart.columns["kind"]) == KINDS
+    assert len(learn) > 900 and len(apart) > 600  # enough to learn from, and for a study of 500 requests
+    whole = prompts.load(None)
+    assert set(learn.prompts) | set(apart.prompts) < set(whole.prompts) and apart.notes["part"] == "held_out"
+    before = texts.held_out(templates())
+    later = texts.held_out([*templates(), "chat/another"])
+    assert len(before ^ (later - {"chat/another"})) <= 1 and 0.4 < len(before) / len(templates()) < 0.5
+    with pytest.raises(ValueError, match="part 'some' is not one of learn, held_out"):
+        prompts.load(None, part="some")

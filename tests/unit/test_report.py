@@ -11,6 +11,7 @@ import pytest
 
 from lengthwise.experiments.comparison import compare, merge_marks, paired, rates_apart
 from lengthwise.experiments.figures.contract import canned_study
+from lengthwise.experiments.figures.quickstart import relative
 from lengthwise.experiments.load_runs import load_requests, load_runs, read_cells
 from lengthwise.experiments.report import finish, waiting
 from lengthwise.experiments.table import WIDTH, markdown, number, page
@@ -67,6 +68,16 @@ def test_of_fcfs_alone_there_is_a_table_and_no_quickstart_figure(study, capsys):
     assert (folder / "table.csv").exists() and not list(folder.glob("quickstart*"))
 
 
+def test_a_setting_without_fcfs_is_in_no_quickstart_figure(study):
+    """Nothing there can be held against FCFS; the table has it all the same."""
+    runs = load_runs(study[0])
+    names = sorted(set(runs["arrivals"]))
+    alone = runs[(runs["policy"] != "fcfs") | (runs["arrivals"] == names[0])]
+    table = relative(alone)
+    assert len(names) == 2 and table["setting_name"].nunique() == 1 and names[0] in table["setting_name"].iloc[0]
+    assert table["ratio"].notna().all() and relative(runs)["setting_name"].nunique() == 2
+
+
 def test_only_requests_in_the_window_count(study):
     folder, _ = study
     cell = read_cells(folder)[0]
@@ -76,6 +87,9 @@ def test_only_requests_in_the_window_count(study):
     assert requests["counted"].sum() == 20
     row = compare(read_cells([cell.folder])).iloc[0]
     assert row["e2e_mean"] == pytest.approx(requests["e2e"][requests["counted"]].mean())
+    assert (
+        row["wait_mean"] == pytest.approx(requests["wait"][requests["counted"]].mean()) and row["wait_mean"] <= row["max_wait"]
+    )
 
 
 def test_unfinished_requests_take_the_mean_away_and_bound_the_tail(study):

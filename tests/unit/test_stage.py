@@ -202,6 +202,7 @@ def test_free_answers_end_where_the_model_ends_them():
     assert (run.requests["status"] == "finished").all()
     assert set(run.requests["reason"]) <= {"stop", "length"} and "stop" in set(run.requests["reason"])
     assert (run.requests["output_len"] != run.workload.output_len).any()
+    assert free.names({"choices": {"executor": "native_free"}})["executor"] == "native_free"
     again = lengthwise.simulate(executor=free, **common)
     assert (again.requests["output_len"] == run.requests["output_len"]).all()
 
