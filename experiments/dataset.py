@@ -17,6 +17,10 @@ from lengthwise.predictors.prompts import Prompts
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
+COLLECTING = (
+    "`lengthwise collect model=smollm2 workload=prompts workload.answers=null samples=4 kv=prefix` collects some, "
+    "workload.answers=FILE names them"
+)
 UNANSWERED = "unanswered"  # the unit of rows that stand for prompts alone, whose output_len is 1
 
 
@@ -102,7 +106,7 @@ class Dataset:
     def refuse_unanswered(self) -> None:
         """Raise ValueError where nobody has answered the prompts, so that there are no lengths to learn from."""
         if self.unit == UNANSWERED:
-            raise ValueError(f"the prompts of workload {self.name} have no answers: collect some, or name a file of them")
+            raise ValueError(f"workload {self.name} has prompts and no answers: {COLLECTING}")
 
 
 @dataclass(frozen=True)

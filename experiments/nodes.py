@@ -47,13 +47,19 @@ def load_stage(cfg: Config) -> Stage | Asking:
 
 
 def load_dataset(cfg: Config) -> Dataset:
-    """The cell's Dataset, reshaped where the config says so, as its stage can serve it; loaded once per process and config."""
+    """The cell's Dataset, reshaped where the config says so, as its stage can serve it; loaded once per process and config.
+    Raises ValueError where a stage is to answer at lengths that nobody knows."""
     parts = [cfg["workload"], cfg.get("reshape")]
     if any(part is not None and not isinstance(part, Mapping) for part in parts):
         dataset = _dataset(*parts)
     else:
         dataset = _load_dataset(json.dumps(parts, sort_keys=True))
-    return dataset if cfg.get("executor") is None else load_stage(cfg).rows(dataset)
+    if cfg.get("executor") is None:
+        return dataset
+    stage = load_stage(cfg)
+    if getattr(stage, "lengths", None) != "free":  # else the model says how long its answers are
+        dataset.refuse_unanswered()
+    return stage.rows(dataset)
 
 
 @lru_cache(maxsize=4)
