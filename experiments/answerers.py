@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from lengthwise.sched import Outcome, Plan, Request, Scheduler, serve
 
-from .bench.answer import Answer
+from .bench.answer import CONTENT, Answer
 from .bench.driving import drive, introduced
 from .collect import Asking, Feed, Told
 from .dataset import Dataset
@@ -67,7 +67,7 @@ class NativeAnswerer:
         limits, params = self._cfg["limits"], SamplingParams(**self._sampling)
         served = self._served(asking.dataset)
         longest = max(int(served.prompt_len[asking.row(int(rid))]) for rid in asking.rids) + asking.max_new_tokens
-        most: int = limits["max_num_seqs"]
+        most = asking.most(limits["max_num_seqs"])
         size = self._cfg["kv"].get("block_size", 16)
         kv = new_kv(self._cfg, min(self._stage.pool_tokens(self._cfg), int(SPARE * most * (longest + 2 * size))))
         served = self._stage.named(served, kv)
@@ -75,9 +75,10 @@ class NativeAnswerer:
             kv.use_hashes(served.hash_tokens)
         names, ids = served.block_hashes, served.prompt_ids
         assert ids is not None
+        born: dict[int, float] = {}
 
         def request(rid: int) -> Request:
-            row = asking.row(rid)
+            row, born[rid] = asking.row(rid), clock.now
             return Request(
                 rid, 0.0, int(served.prompt_len[row]), asking.max_new_tokens, prompt_ids=ids[row],
                 block_hashes=None if names is None else names[row],
@@ -89,22 +90,29 @@ class NativeAnswerer:
             depth=self._stage.depth,
         )  # fmt: skip
         scheduler = load_scheduler(self._cfg, load_policy(self._cfg), kv, self._stage.max_model_len(self._cfg))
-        serve(Feed(asking.rids, request, most), scheduler, executor, clock, _Teller(executor, told))
+
+        def ended(request: Request, answer: Any, now: float) -> None:
+            took = now - born.pop(request.rid)
+            if asking.words is not None:
+                text = self._engine.model.decode(answer.output_ids) if answer is not None else ""
+                asking.words(request.rid, text, took, min(most, len(asking.rids)))
+
+        serve(Feed(asking.rids, request, most), scheduler, executor, clock, _Teller(executor, told, ended))
 
     def _served(self, dataset: Dataset) -> Dataset:
         return servable(dataset, self._engine.model, lengths="free", seed=self._seed)
 
 
 class _Teller:
-    """An Observer that tells of each answer, and lets the executor forget it."""
+    """An Observer that tells of each answer, and lets the executor forget it. ended: told first, of what it has kept."""
 
-    def __init__(self, executor: Any, told: Told) -> None:
-        self._executor, self._told = executor, told
+    def __init__(self, executor: Any, told: Told, ended: Callable[[Request, Any, float], None]) -> None:
+        self._executor, self._told, self._ended = executor, told, ended
 
     def step(self, start: float, plan: Plan, outcome: Outcome, scheduler: Scheduler) -> None: ...
 
     def ended(self, request: Request, num_tokens: int, reason: str, now: float) -> None:
-        self._executor.forget(request)
+        self._ended(request, self._executor.forget(request), now)
         failed = reason.startswith("failed")  # and would again: the same tokens come by the same seed
         self._told(request.rid, request.prompt_len, num_tokens, f"rejected: {reason}" if failed else reason)
 
@@ -149,11 +157,29 @@ class ServerAnswerer:
                 reason = reason.replace("rejected", "failed", 1)  # for lack of room, and not for good
             if reason in ("stop", "length") and (answer.count is None or not answer.prompt_count):
                 reason = "failed: the server does not count tokens (no usage)"
+            if asking.words is not None:
+                asking.words(request.rid, getattr(answer, "words", ""), now - answer.sent, min(most, len(asking.rids)))
             told(request.rid, answer.prompt_count or 0, answer.num_tokens, reason)
 
+        most = asking.most(self._connection.concurrency or 1)
         bodies = _Bodies(self._stage.route, {**self._stage.body, **self._sampling}, asking)
-        feed = Feed(asking.rids, request, self._connection.concurrency or 1)
-        drive(self._connection, bodies.of_model, feed, ended)
+        drive(self._connection, bodies.of_model, Feed(asking.rids, request, most), ended, answer=Worded)
+
+
+class Worded(Answer):
+    """An Answer that keeps what is said."""
+
+    __slots__ = ("words",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = ""
+
+    def take(self, event: Mapping[str, Any], now: float) -> None:
+        super().take(event, now)
+        for choice in event.get("choices") or ():
+            said = choice.get("delta") or choice
+            self.words += "".join(str(said.get(name) or "") for name in CONTENT)
 
 
 @dataclass(frozen=True)

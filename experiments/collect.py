@@ -29,13 +29,21 @@ Told = Callable[[int, int, int, str], None]  # rid, prompt and answer tokens, ho
 
 @dataclass(frozen=True)
 class Asking:
-    """Requests to be answered: rid -> row of `dataset`, and the seed that its answer is drawn by. rids (m,): in order."""
+    """Requests to be answered: rid -> row of `dataset`, and the seed that its answer is drawn by. rids (m,): in order. at_once:
+    at most so many, if fewer than there is room for. words: told, before anything else is of an answer that has ended, its rid
+    and text, the seconds it took and how many were asked at once."""
 
     dataset: Dataset
     rids: Ints
     max_new_tokens: int
     row: Callable[[int], int]
     seed: Callable[[int], int]
+    at_once: int | None = None
+    words: Callable[[int, str, float, int], None] | None = None
+
+    def most(self, room: int) -> int:
+        """How many are asked at once where there is room for so many."""
+        return room if self.at_once is None else min(room, self.at_once)
 
 
 class Answerer(Protocol):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import hydra
@@ -15,6 +16,7 @@ from .answerers import NativeAnswerer, ServerAnswerer
 from .collect import Answerer, collect, journal_of
 from .collected import Collected
 from .composer import plain
+from .dataset import Dataset
 from .hints import print_error, run_app
 from .native_stage import NativeStage
 from .nodes import Config, load_dataset, load_stage, make
@@ -33,12 +35,12 @@ def app(config: DictConfig) -> None:
         cfg = plain(config, hydra_config.runtime.choices)
         dataset = load_dataset({"workload": cfg["workload"]})
         answerer, who = answerer_of(cfg)
-        out = root(cfg["out"] or f"collected/{who}-{cfg['choices']['workload']}.parquet")
+        ask = make(cfg["ask"])
+        out = root(cfg["out"] or f"collected/{who}-{cfg['choices']['workload']}{ask.suffix}")
         begin = time.monotonic()
-        found = collect(
-            answerer, dataset, out, samples=cfg["samples"], seed=cfg["seed"], max_new_tokens=cfg["max_new_tokens"],
-            limit=cfg["limit"], texts=cfg["texts"], command=" ".join(["lengthwise collect", *overrides]),
-            say=lambda text: print_error(f"{time.monotonic() - begin:7.0f} s  {text}"),
+        lines = ask(
+            answerer, dataset, out, cfg, " ".join(["lengthwise collect", *overrides]),
+            lambda text: print_error(f"{time.monotonic() - begin:7.0f} s  {text}"),
         )  # fmt: skip
     except ImportError as error:
         extra = "native" if cfg["target"] is None else "serve"
@@ -48,10 +50,26 @@ def app(config: DictConfig) -> None:
     except OSError as error:
         raise SystemExit(f"lengthwise collect: {describe_error(error, out)}") from error
     except KeyboardInterrupt:
-        kept = f"; the answers so far are in {journal_of(out)}, and the same command goes on from there"
-        print_error(f"stopped{kept if journal_of(out).exists() else ''}")
+        place = next((path for path in (journal_of(out), out) if path.exists()), None)
+        print_error(f"stopped{'' if place is None else f'; what came is in {place}, and the same command goes on from there'}")
         raise SystemExit(130) from None
-    print("\n".join(told(found, out, time.monotonic() - begin)))
+    print("\n".join(lines))
+
+
+class Answers:
+    """What `ask=answer` does: the prompts themselves are asked (collect.py)."""
+
+    suffix = ".parquet"
+
+    def __call__(
+        self, answerer: Answerer, dataset: Dataset, out: Path, cfg: Config, command: str, say: Callable[[str], None]
+    ) -> list[str]:
+        begin = time.monotonic()
+        found = collect(
+            answerer, dataset, out, samples=cfg["samples"], seed=cfg["seed"], max_new_tokens=cfg["max_new_tokens"],
+            limit=cfg["limit"], texts=cfg["texts"], command=command, say=say,
+        )  # fmt: skip
+        return told(found, out, time.monotonic() - begin)
 
 
 def answerer_of(cfg: Config) -> tuple[Answerer, str]:

@@ -1,9 +1,10 @@
 """Self-estimate: the served model was asked how long its answer would be; the recorded estimate is what predicts.
 
 Asking the model first is Response Length Perception's (Zheng et al., NeurIPS 2023) and, as PO, a baseline of LTR (Fu et al.,
-NeurIPS 2024). Departures: the estimates are read from a file, so that every study replays the same ones, and the time that
-asking takes is charged by `latency` alone. Models count badly and in words: one factor from their unit to tokens is learned,
-and the errors that are left make the distribution. The model is not tuned to estimate, as the former does it.
+NeurIPS 2024). Departures: the estimates are read from a file, as `lengthwise collect ask=estimate` writes it, so that every
+study replays the same ones, and the time that asking took is charged where the file says it. Models count badly and in words:
+one factor from their unit to tokens is learned, and the errors that are left make the distribution. The model is not tuned to
+estimate, as the former does it.
 """
 
 from __future__ import annotations
@@ -74,8 +75,29 @@ def read_estimates(path: Path | str) -> dict[str, float]:
     return out
 
 
+def asking_latency(path: Path | str) -> LatencyModel | None:
+    """What asking cost, of the lines of a file of estimates that say the seconds that theirs took, and how many were asked
+    `at_once`: the line through one alone (their median) and as many at once as were (their mean). None where no line says it.
+    """
+    took: dict[int, list[float]] = {}
+    for line in Path(path).read_text(encoding="utf-8").split("\n"):
+        row = json.loads(line) if line.strip() else {}
+        if row.get("seconds") is not None and row.get("at_once"):
+            took.setdefault(int(row["at_once"]), []).append(float(row["seconds"]))
+    if not took:
+        return None
+    size = max(took)
+    together = float(np.mean(took[size]))
+    if size == 1:
+        return LatencyModel(float(np.median(took[1])), 0.0, max_batch=1)
+    alone = float(np.median(took[1])) if 1 in took else together / size
+    per_request = max((together - alone) / (size - 1), 0.0)
+    return LatencyModel(max(alone - per_request, 0.0), per_request, max_batch=size)
+
+
 class SelfEstimate(LengthPredictor):
-    """path: the JSONL file of recorded estimates (`read_estimates`); what it holds travels in the artefact.
+    """path: the JSONL file of recorded estimates (`read_estimates`); what it holds travels in the artefact. latency: None, as
+    the file says that asking took (`asking_latency`); else, where it says nothing, the look-up alone is profiled.
 
     Tokens = factor x estimate; the factor is the median of length over estimate. Prompts without an estimate get the
     distribution of all training lengths. Censored rows are lower bounds in both.
@@ -106,6 +128,7 @@ class SelfEstimate(LengthPredictor):
         if self.path is None:
             raise ValueError("predictor self_estimate needs a file of recorded estimates: predictor.path=FILE.jsonl")
         self._known = read_estimates(self.path)
+        self.latency = asking_latency(self.path) if self.latency is None else self.latency
         said = self._said(rows.prompts.texts or ())
         there = np.flatnonzero(np.isfinite(said))
         if len(there) < MIN_ROWS:

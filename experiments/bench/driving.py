@@ -76,10 +76,15 @@ class Since:
 
 
 def drive(
-    connection: Connection, bodies: Callable[[str], Made], source: Source, told: Told, cap: float | None = None
+    connection: Connection,
+    bodies: Callable[[str], Made],
+    source: Source,
+    told: Told,
+    cap: float | None = None,
+    answer: Callable[[], Answer] = Answer,
 ) -> Driven:
-    """Ask the server all that `source` gives, in real time from the first word on; bodies: given the name of the model. Raises
-    ValueError when the server cannot be asked."""
+    """Ask the server all that `source` gives, in real time from the first word on; bodies: given the name of the model. answer:
+    makes what an answer is taken into. Raises ValueError when the server cannot be asked."""
     from .endpoint import Endpoint  # aiohttp is an extra's
 
     clock = Since()
@@ -92,7 +97,7 @@ def drive(
             async def ask(request: Request, answer: Answer) -> str:
                 return await endpoint.ask(connection.path, made.of(request), answer)
 
-            sender = Sender(ask, told, clock, connection.concurrency)
+            sender = Sender(ask, told, clock, connection.concurrency, answer)
             clock.restart()
             cpu = time.process_time()
             stopped = await sender.run(source, cap)

@@ -20,10 +20,18 @@ Told = Callable[[Request, Answer, str, float], None]  # of each request that has
 
 
 class Sender:
-    """Sends what `source` gives by `ask` and tells `told`. concurrency: at most so many at a time; others wait, in order."""
+    """Sends what `source` gives by `ask` and tells `told`. concurrency: at most so many at a time; others wait, in order.
+    answer: makes what each is taken into."""
 
-    def __init__(self, ask: Ask, told: Told, clock: Callable[[], float], concurrency: int | None = None) -> None:
-        self._ask, self._told, self._clock = ask, told, clock
+    def __init__(
+        self,
+        ask: Ask,
+        told: Told,
+        clock: Callable[[], float],
+        concurrency: int | None = None,
+        answer: Callable[[], Answer] = Answer,
+    ) -> None:
+        self._ask, self._told, self._clock, self._answer = ask, told, clock, answer
         self._slots = None if concurrency is None else asyncio.Semaphore(concurrency)
         self._live: dict[int, tuple[Request, Answer, asyncio.Task[None]]] = {}
         self._gone: set[int] = set()  # given up by their clients
@@ -61,7 +69,7 @@ class Sender:
             raise self._broken
         for _, kind, request in self._source.pop(self._clock()):
             if kind == EventKind.ARRIVAL:
-                answer = Answer()
+                answer = self._answer()
                 self._live[request.rid] = request, answer, asyncio.create_task(self._one(request, answer))
             elif kind == EventKind.TIMEOUT:
                 self._gone.add(request.rid)

@@ -89,6 +89,8 @@ def test_whoever_is_asked_for_what_there_is_not_is_told(folder):
         (("workload.path=nowhere.jsonl",), "no file 'nowhere.jsonl'"),
         (("target=http://127.0.0.1:9",), "no answer from /v1/models"),
         (("executor=simulated",), "executor=native, or target=URL"),
+        (("ask=estimate",), "has no tokenizer"),
+        (("ask=estimates",), "Did you mean 'estimate'"),
         (("sample=3",), "sample: no such key. Did you mean 'samples'"),
     ):
         code, _, said = done("collect", *ASKED, *arguments, folder=folder)

@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 import torch
 from fake_server import serving
+from fake_service import byte_model
 from hydra import initialize_config_module
 from hydra.core.global_hydra import GlobalHydra
 from hydra.types import RunMode
@@ -25,9 +26,13 @@ from lengthwise.experiments.collected import Collected, alone, join, prompt_sha,
 from lengthwise.experiments.composer import plain
 from lengthwise.experiments.contract import check_workload
 from lengthwise.experiments.dataset import Dataset
+from lengthwise.experiments.estimates import Estimates
 from lengthwise.experiments.journal import Answered, Journal
+from lengthwise.experiments.native_stage import NativeStage
 from lengthwise.experiments.train_report import resample_ceiling
 from lengthwise.experiments.workloads.collected import load
+from lengthwise.predictors.latency import LatencyModel
+from lengthwise.predictors.self_estimate import SelfEstimate, asking_latency, question, read_estimates
 from lengthwise.sched import INF, Request
 
 TINY = ("model=tiny", "model.vocab_size=16", "model.eos_token_id=3", "model.max_positions=256", "sampling.temperature=2")
@@ -447,3 +452,107 @@ def test_a_tokenizer_is_known_by_what_it_does():
     other = Words()
     other.chat_template = "x"
     assert answerers.tokenizer_facts(one) != answerers.tokenizer_facts(other)
+
+
+# --- estimates --------------------------------------------------------------------------------------------------------
+
+
+async def by_number(stream, body):
+    """Says a number of words that is the prompt's own; nothing of use to question 3."""
+    text = body["messages"][0]["content"]
+    number = int(text.split()[1])
+    await stream.send("none" if number == 3 else f"About {10 + number}", finish=None)
+    await stream.send(" words.", finish="stop")
+    await stream.usage(4, prompt=30)
+    await stream.done()
+
+
+def estimated(out: Path, server: Any, dataset: Dataset | None = None, *overrides: str, **more: Any) -> list[str]:
+    made = answerer(f"target={server.url}/v1/", "endpoint.retries=0", *overrides)
+    cfg = {"seed": 0, "limit": None, **more}
+    return Estimates(num_alone=4)(made, dataset or rows(), out, cfg, "lengthwise collect ask=estimate", lambda text: None)
+
+
+def test_a_model_is_asked_for_its_estimate_and_what_that_cost_is_charged(tmp_path):
+    out = tmp_path / "e.jsonl"
+    with serving(by_number) as server:
+        said = estimated(out, server, None, "endpoint.concurrency=3")
+        texts = [body["messages"][0]["content"] for body in server.bodies]
+        assert {body["max_tokens"] for body in server.bodies} == {16} and sorted(texts) == sorted(map(question, rows().prompts))
+        estimated(out, server, None, "endpoint.concurrency=3")
+        assert len(server.bodies) == 12  # nothing is asked again
+    lines = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [line["at_once"] for line in lines] == [1] * 4 + [3] * 8
+    assert all(line["seconds"] > 0 and line["prompt_len"] == 30 and line["output_len"] == 4 for line in lines)
+    want = {prompt_sha(f"question {i}"): 10.0 + i for i in range(12) if i != 3}
+    assert read_estimates(out) == want
+    told = json.loads(out.with_suffix(".json").read_text())
+    assert told["num"] == 12 and told["num_without_number"] == 1 and told["tokens"] == {"prompt_len": 30.0, "output_len": 4.0}
+    assert told["asked"]["model"] == "fake" and "12 estimates, 1 of them without a number" in said[0]
+    latency = asking_latency(out)
+    assert told["latency"] == latency.as_dict() and latency.max_batch == 3
+    alone = np.median([line["seconds"] for line in lines[:4]])
+    assert latency.per_batch + latency.per_request == pytest.approx(max(alone, latency.per_request))
+    predictor = SelfEstimate(str(out))
+    asked = rows(12).asked(np.tile([i for i in range(12) if i != 3], 3))
+    none = np.zeros(33, dtype=bool)
+    predictor.fit(asked, np.tile([2 * (10 + i) for i in range(12) if i != 3], 3) + np.arange(33) % 3 - 1, none)
+    assert predictor.latency == latency and predictor.factor == pytest.approx(2.0, rel=0.1)
+    stated = SelfEstimate(str(out), latency=LatencyModel(1.0, 0.0))
+    stated.fit(asked, np.full(33, 20) + np.arange(33), none)
+    assert stated.latency == LatencyModel(1.0, 0.0)
+
+
+def test_asking_latency_is_a_line_through_one_alone_and_many(tmp_path):
+    def file(*lines: dict[str, Any]) -> Path:
+        path = tmp_path / "l.jsonl"
+        path.write_text("".join(json.dumps({"prompt_sha": "ab", "answer": "9", **line}) + "\n" for line in lines))
+        return path
+
+    alone = [{"seconds": s, "at_once": 1} for s in (0.3, 0.4, 0.9)]
+    found = asking_latency(file(*alone, {"seconds": 1.0, "at_once": 5}, {"seconds": 1.4, "at_once": 5}))
+    assert (found.per_batch + found.per_request, found.per_batch + 5 * found.per_request) == pytest.approx((0.4, 1.2))
+    assert asking_latency(file(*alone)) == LatencyModel(0.4, 0.0, max_batch=1)
+    assert asking_latency(file({"seconds": 1.0, "at_once": 4})).per_request == pytest.approx(0.25)
+    assert asking_latency(file({})) is None
+
+
+def test_estimates_that_were_stopped_go_on_and_lost_ones_are_asked_for_again(tmp_path):
+    out = tmp_path / "e.jsonl"
+    with serving(by_number) as server:
+        server.statuses = [500, 400]
+        with pytest.raises(ValueError, match=r"1 of 12 estimates are lost, the last: failed: HTTP 500"):
+            estimated(out, server)
+        whole = out.read_bytes()
+        assert whole.count(b"\n") == 10
+        out.write_bytes(whole[:-5])  # its last line cut off
+        before = len(server.bodies)
+        assert "12 estimates" in estimated(out, server)[0] and len(server.bodies) == before + 3
+        with pytest.raises(ValueError, match="holds answers to something else"):
+            estimated(out, server, None, "sampling.temperature=0.5")
+    assert len(read_estimates(out)) == 11
+
+
+def test_our_engine_says_its_estimates_too(tmp_path):
+    model = byte_model()
+    stage = {"model": model, "lengths": "forced"}
+    made = answerer(*TINY)
+    made._stage, made._engine = NativeStage(**stage), NativeStage(**stage).loaded()
+    out = tmp_path / "e.jsonl"
+    said = Estimates(num_alone=2, max_new_tokens=5)(made, rows(), out, {"seed": 0, "limit": 6}, "", lambda text: None)
+    lines = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [line["at_once"] for line in lines] == [1, 1, 4, 4, 4, 4] and "6 estimates" in said[0]
+    assert all(1 <= line["output_len"] <= 5 and isinstance(line["answer"], str) for line in lines)
+    assert {line["prompt_len"] for line in lines} == {len(model.encode_chat(question("question 0")))}
+
+
+@pytest.mark.parametrize(
+    ("out", "dataset", "says"),
+    [("a.parquet", rows(), "NAME.jsonl is wanted"), ("a.jsonl", rows(prompts=None), "has no texts")],
+)
+def test_what_cannot_be_estimated_is_refused(tmp_path, out, dataset, says):
+    with pytest.raises(ValueError, match=says):
+        Estimates()(answerer(*TINY), dataset, tmp_path / out, {"seed": 0, "limit": None}, "", lambda text: None)
+    for options in ({"max_new_tokens": 0}, {"num_alone": 0}):
+        with pytest.raises(ValueError, match="the least is 1"):
+            Estimates(**options)
