@@ -165,5 +165,5 @@ def lines(found: Mapping[str, Any], name: str, number: Callable[[Any], str]) -> 
 
 def _share(own: Mapping[str, Any]) -> str:
     if own["gap_closed"] is None:
-        return "n/a: FCFS and the oracle hardly differ"
+        return "n/a: over these seeds no gap is shown"
     return f"{own['gap_closed']:.0%} [{own['gap_closed_low']:.0%}, {own['gap_closed_high']:.0%}]"

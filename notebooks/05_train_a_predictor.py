@@ -67,10 +67,11 @@ pd.Series(dataset.output_len).describe(), f"{dataset.cut.mean():.1%} cut off"
 #
 # Three named splits, each with a fifth of the prompts held out, near duplicates on one side. The constant and the oracle are
 # always there; the re-sample ceiling is the rank correlation of one answer with the others to the same prompt. Last comes what
-# rank correlation does not say: the held-out prompts in the simulator, the predictor before SJF and SRPT, its time charged.
+# rank correlation does not say: the held-out prompts in the simulator, where a queue grows, the predictor before SJF and SRPT,
+# its time charged.
 
 # %%
-report = train(dataset, Ridge, split="0", regret=Regret(300), folder=out / "ridge")
+report = train(dataset, Ridge, split="0", regret=Regret(600, load=2.0), folder=out / "ridge")
 print(table(report))
 
 # %% [markdown]
