@@ -77,7 +77,7 @@ def run_cell(cfg: Config, prepared: Prepared) -> Run:
         window=counted,
         run_end=stopped,
         cost=stage.cost(cfg),
-        engine=_swapped(scheduler, stage.kv_bytes(cfg)),
+        engine={**_thrashed(scheduler), **_swapped(scheduler, stage.kv_bytes(cfg))},
         token_budget=cfg["limits"]["token_budget"],
         cell={**cell_names(cfg, requested.load, requested.rate), **stage.names(cfg)},
         provenance={**provenance(cfg, dataset, workload, pool), **stage.provenance(cfg), "predictor": info},
@@ -108,6 +108,11 @@ def _serve(
         observer.recorder.cut_off(scheduler, stop.now)
         return stop.now
     return None
+
+
+def _thrashed(scheduler: Scheduler) -> dict[str, float | int]:
+    """How often preemptions undid each other, over the whole run; see metrics.py."""
+    return {"num_thrashed": scheduler.num_thrashed, "futile_preemptions": scheduler.num_futile}
 
 
 def _swapped(scheduler: Scheduler, kv_bytes: float) -> dict[str, float | int]:

@@ -18,6 +18,8 @@ num_after_arrivals  requests counted that ended after the last arrival of the ru
 busy_share      time with a step running;  kv_use_mean: KV blocks held (before finishes free theirs), averaged over time, for
                 each plan those at its end: up to about 1 % more than step by step
 recompute_tax   KV tokens thrown away by preemption / all tokens computed, over the whole run
+num_thrashed    requests preempted more than three times, over the whole run;  futile_preemptions: of a request that had not got
+                a token since it was preempted before, so that it came back for nothing
 jain            Jain's index over clients of their mean speed, 1 / slowdown (n / e2e without a cost model)
 """
 

@@ -165,6 +165,8 @@ class Ledger(Standing):
         self.num_preemptions += 1
         req._num_preemptions += 1
         self.num_thrashed += req._num_preemptions == THRASH + 1
+        self.num_futile += req._left_with == req._generated
+        req._left_with = req._generated
         if req._resumes is None:
             req._resumes = []
         req._resumes.append(self.now)

@@ -50,8 +50,8 @@ class Request:
     """
 
     __slots__ = (
-        "_cached", "_computed", "_decode_from", "_entry", "_first_scheduled", "_first_token", "_found", "_generated", "_lost",
-        "_num_preemptions", "_phase", "_prefilled", "_recomputed", "_resumes", "_ticket",
+        "_cached", "_computed", "_decode_from", "_entry", "_first_scheduled", "_first_token", "_found", "_generated",
+        "_left_with", "_lost", "_num_preemptions", "_phase", "_prefilled", "_recomputed", "_resumes", "_ticket",
         "answers_before", "arrival", "block_hashes", "client", "max_new_tokens", "prediction", "priority", "program", "prompt",
         "prompt_ids", "prompt_len", "rid", "session", "slo", "timeout", "turn", "weight",
     )  # fmt: skip
@@ -104,6 +104,7 @@ class Request:
         self._first_scheduled = -1.0
         self._first_token = -1.0
         self._num_preemptions = 0
+        self._left_with = -1  # tokens generated when it was last preempted
         self._recomputed = 0  # KV tokens thrown away by preemption, to be computed again
         self._cached = 0  # tokens of the prompt found cached when it was first admitted
         self._found = 0  # tokens found cached when it was last admitted

@@ -29,8 +29,9 @@ class Standing:
     """
 
     __slots__ = (  # slots: a dict of thirty attributes is slower to read
-        "cached_tokens", "counts", "given_back", "joins", "kv", "leaves", "now", "num_preemptions", "num_thrashed", "paused",
-        "pending", "policy", "prefilling", "recomputed_tokens", "running", "step_time", "swapping", "waiting",
+        "cached_tokens", "counts", "given_back", "joins", "kv", "leaves", "now", "num_futile", "num_preemptions",
+        "num_thrashed", "paused", "pending", "policy", "prefilling", "recomputed_tokens", "running", "step_time", "swapping",
+        "waiting",
     )  # fmt: skip
 
     def __init__(self, policy: Policy, kv: KVCache, tiers: Mapping[str, int]) -> None:
@@ -47,6 +48,7 @@ class Standing:
         self.counts = dict.fromkeys(("injected", "finished", "rejected", "aborted", "failed"), 0)
         self.num_preemptions = 0
         self.num_thrashed = 0  # requests preempted more than THRASH times
+        self.num_futile = 0  # preemptions of a request that had not got a token since the one before: it came back for nothing
         self.recomputed_tokens = 0  # thrown away and not found again when the request came back
         self.cached_tokens = 0
         self.given_back = 0

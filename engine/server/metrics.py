@@ -66,6 +66,8 @@ class Metrics(Collector):
             "vllm:generation_tokens": tally.generation_tokens,
             "vllm:prefix_cache_queries": tally.queried_tokens,
             "vllm:prefix_cache_hits": scheduler.cached_tokens,
+            "lengthwise_thrashed": scheduler.num_thrashed,
+            "lengthwise_futile_preemptions": scheduler.num_futile,
             "lengthwise_starved": tally.num_starved,
             "lengthwise_aborted": tally.reasons["abort"],
         }
@@ -148,6 +150,8 @@ DOCS = {
     "vllm:request_params_max_tokens": "max_new_tokens asked for.",
     "vllm:request_params_n": "Answers to a request: each of several is a request of its own here.",
     "lengthwise_wait_seconds": "First scheduled - arrival of all that ended; of those never scheduled, all their time.",
+    "lengthwise_thrashed": "Requests that were taken off the batch more than three times.",
+    "lengthwise_futile_preemptions": "Times that a request was taken off the batch again without a token since it came back.",
     "lengthwise_starved": "Requests that waited longer than starved_after.",
     "lengthwise_aborted": "Requests that their client gave up.",
     "lengthwise_rejected": "Requests refused: the queue was full, or they could not be served.",

@@ -28,7 +28,7 @@ GAUGES = {"vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cac
 COUNTERS = {
     "vllm:num_preemptions", "vllm:prefix_cache_queries", "vllm:prefix_cache_hits", "vllm:prompt_tokens",
     "vllm:generation_tokens", "vllm:request_success", "lengthwise_starved", "lengthwise_aborted", "lengthwise_rejected",
-    "lengthwise_prediction_fallbacks",
+    "lengthwise_prediction_fallbacks", "lengthwise_thrashed", "lengthwise_futile_preemptions",
 }  # fmt: skip
 HISTOGRAMS = {
     "vllm:iteration_tokens_total", "vllm:time_to_first_token_seconds", "vllm:inter_token_latency_seconds",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from importlib.resources import files
 
@@ -179,6 +180,16 @@ def test_thrashing_is_counted_once_a_request():
     assert result.requests[0]._num_preemptions == 6 and result.scheduler.num_thrashed == 1
 
 
+def test_a_preemption_is_futile_where_it_undid_a_return_that_brought_no_token():
+    """The second urgent one comes while what the first has cost is still computed again, the third when tokens have come."""
+    urgent = [Ask(at, 4, 4, priority=0) for at in (0.3, 0.42, 0.9)]
+    case = Case((Ask(0.0, 40, 60, priority=1), *urgent), max_num_seqs=1, token_budget=8, cost="even")
+    result = play(case, policy=Priority())
+    assert result.requests[0]._num_preemptions == 3 and result.scheduler.num_futile == 1
+    kept = play(replace(case, keeps_kv=True), policy=Priority())  # nothing to compute again: each return brings tokens
+    assert kept.requests[0]._num_preemptions == 3 and kept.scheduler.num_futile == 0
+
+
 def test_a_rule_is_a_choice_of_a_cell():
     parts = {"policy": "fcfs", "workload": "synthetic", "num_requests": 150, "rate": 40.0, "kv_pool_tokens": 9000}
     with pytest.raises(ValueError, match="needs a prediction"):
@@ -187,4 +198,5 @@ def test_a_rule_is_a_choice_of_a_cell():
     least = lengthwise.simulate(predictor="none", victim="least_computed", **parts)
     assert least.summary["cell"]["victim"] == "least_computed"
     assert last.metrics["num_finished"] == least.metrics["num_finished"] == 150
+    assert last.metrics["num_thrashed"] >= 0 and last.metrics["futile_preemptions"] <= last.metrics["preemptions"]
     assert last.metrics["preemptions"] > 0 and last.metrics["e2e_mean"] != least.metrics["e2e_mean"]
