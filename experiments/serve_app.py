@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from lengthwise.engine.server.settings import Settings
 
 CONFIG = "serve"
+SCHEDULING = ("policy", "batching", "kv", "preemption", "limits")
+BESIDE = {"admission": "none", "victim": "last", "system": "default"}  # and what is not worth a word at the start
 STATED = 256.0  # tokens: an answer's length where nothing was learned; the same for all, so that no order follows from it
 
 
@@ -87,12 +89,13 @@ def compose_service(cfg: Config, settings: Settings) -> tuple[Service, dict[str,
         service = Service(
             engine, new_kv(cfg, stage.pool_tokens(cfg)), policy, make(cfg["batching"]), make(cfg["preemption"]),
             max_num_seqs=limits["max_num_seqs"], token_budget=limits["token_budget"], max_model_len=stage.max_model_len(cfg),
-            predictor=told.predictor, prediction_deadline=settings.prediction_deadline, fallback_len=told.fallback_len,
-            refine=refine, max_waiting=settings.max_waiting, starved_after=settings.starved_after, seed=stage.seed,
+            admission=make(cfg.get("admission")), victim=make(cfg.get("victim")), predictor=told.predictor,
+            prediction_deadline=settings.prediction_deadline, fallback_len=told.fallback_len, refine=refine,
+            max_waiting=settings.max_waiting, starved_after=settings.starved_after, seed=stage.seed,
             replay=settings.replay, check=cfg["check"], traces=traces,
         )  # fmt: skip
         undo.pop_all()
-    names = {group: cfg["choices"].get(group) for group in ("policy", "batching", "kv", "preemption", "limits")}
+    names = {group: cfg["choices"].get(group) for group in (*SCHEDULING, *BESIDE)}
     about = {"predictor": told.words, "marks": told.marks, "kv_pool_tokens": stage.pool_tokens(cfg), "engine": facts(engine)}
     return service, {**names, **about}
 
@@ -129,11 +132,12 @@ def told_by(cfg: Config, unit: str) -> Told:
 
 
 def check_lengths(cfg: Config, told: Told) -> None:
-    """Raises ValueError where the policy asks for lengths and the predictor says only an order, as a rehearsal shows: in
-    service that would end the step loop."""
+    """Raises ValueError where the policy, the admission or the victim rule asks for lengths and the predictor says only an
+    order, as a rehearsal shows, in which one request has to wait and memory runs out: in service that would end the step
+    loop."""
     if told.predictor is None:
         return
-    asked = [Request(i, 0.0, 4, 8, prompt="word " * (i + 1)) for i in range(2)]
+    asked = [Request(i, 0.0, 4, 8, prompt="word " * (i + 1)) for i in range(3)]
     said = told.predictor.predict(asked)
     if not all(row.is_rank_only for row in said):
         return
@@ -141,15 +145,22 @@ def check_lengths(cfg: Config, told: Told) -> None:
         request.prediction = row
     clock = JumpingClock()
     script = Script([Event(0.0, EventKind.ARRIVAL, request) for request in asked])
+    parts = {"policy": load_policy(cfg), **{group: make(cfg.get(group)) for group in ("admission", "victim")}}
     scheduler = Scheduler(
-        load_policy(cfg), Chunked(), Paged(64, 16, 0.0), recompute(), max_num_seqs=1, token_budget=16, max_model_len=64
-    )
+        *(parts["policy"], Chunked(), Paged(16, 1, 0.0), recompute()), max_num_seqs=2, token_budget=16, max_model_len=64,
+        admission=parts["admission"], victim=parts["victim"],
+    )  # fmt: skip
     try:
-        rehearse(script, scheduler, PlainExecutor(clock, lambda *_: 1.0, [8, 8]), clock, Log())
+        rehearse(script, scheduler, PlainExecutor(clock, lambda *_: 1.0, [8] * 3), clock, Log())
     except ValueError as error:
         names = cfg["choices"]
+        asks = " or ".join(
+            f"{group}={names.get(group)}"
+            for group, part in parts.items()
+            if part is not None and not part.needs.isdisjoint(("prediction", "distribution"))
+        )
         raise ValueError(
-            f"policy={names.get('policy')} asks for lengths, and predictor={names.get('predictor')} says only an order: {error}"
+            f"{asks} asks for lengths, and predictor={names.get('predictor')} says only an order: {error}"
         ) from error
 
 
@@ -160,7 +171,8 @@ def start_line(url: str, model: str, about: Mapping[str, Any], settings: Setting
     open_paths = open_routes(settings)
     who = "no API key" if open_paths == ("*",) else f"open without the key: {' '.join(open_paths)}"
     marks = "".join(f"; {mark}" for mark in about["marks"])
-    return f"serving {model} at {url} policy={about['policy']} predictor={about['predictor']}; {who}{marks}"
+    beside = "".join(f" {key}={about[key]}" for key, unsaid in BESIDE.items() if about.get(key) not in (None, unsaid))
+    return f"serving {model} at {url} policy={about['policy']}{beside} predictor={about['predictor']}; {who}{marks}"
 
 
 def main() -> None:

@@ -1,8 +1,8 @@
 """The served stage: each cell's own scheduler on the real engine behind HTTP, asked by a client in another process.
 
-A cell starts a server with its policy, batching, KV, preemption, limits and predictor, asks it as RemoteStage asks any, and
-stops it. Arms differ in what the config says and in nothing else: the same model, the same requests at the same times, answers
-of the same forced lengths, which only an oracle knows beforehand.
+A cell starts a server with its policy, batching, KV, preemption, admission, victim rule, limits and predictor, asks it as
+RemoteStage asks any, and stops it. Arms differ in what the config says and in nothing else: the same model, the same requests
+at the same times, answers of the same forced lengths, which only an oracle knows beforehand.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from .run import Run
 ENGINE = "lengthwise.experiments.native_stage.NativeStage"
 SETTINGS = "lengthwise.engine.server.settings.Settings"
 SCHEDULING = ("policy", "batching", "kv", "preemption", "limits")
+RULES = ("admission", "victim")  # which may be left out
 BURST = 12  # x max_num_seqs requests measure the saturation rate
 PATIENT = 1e6  # s without a byte: who starves is not to be given up, as nobody is in simulation
 NODES = "what another process is to make must be a node, by name or as a mapping"
@@ -42,6 +43,8 @@ FIRST_COME = {  # what the saturation rate is of, as in simulation
     "batching": {"_target_": "lengthwise.sched.batching.Chunked"},
     "kv": {"_target_": "lengthwise.sched.kv.Paged", "_partial_": True},
     "preemption": {"_target_": "lengthwise.sched.preemption.recompute"},
+    "admission": None,
+    "victim": None,
 }
 
 
@@ -66,19 +69,19 @@ class ServedStage:
 
     def check(self, cfg: Config) -> None:
         nodes = {**{group: cfg.get(group) for group in SCHEDULING}, "executor.model": self.model}
+        nodes |= {group: cfg[group] for group in RULES if cfg.get(group) is not None}
         if objects := [key for key, node in nodes.items() if not isinstance(node, Mapping)]:
             kind = type(nodes[objects[0]]).__name__
             raise ValueError(f"{objects[0]} is a {kind}: {NODES}")
-        for group in ("admission", "victim"):
-            if make(cfg.get(group)) is not None:
-                raise ValueError(f"{group}={name(cfg, group)}: a server knows no such choice; leave it out")
         if self.lengths == "forced":
             raise ValueError(f"executor.lengths=forced would tell the scheduler; choose {LENGTHS[1]} or {LENGTHS[2]}")
         if cfg.get("hardware") is not None and not is_profile(cfg):
             raise ValueError(
                 f"hardware={name(cfg, 'hardware')}: the server runs on this machine; hardware=null, or the engine's profile"
             )
-        self._client("http://127.0.0.1", {}).check({**cfg, "choices": {}, "predictor": self._said(cfg), "saturation": 1.0})
+        self._client("http://127.0.0.1", {}).check(
+            {**cfg, **dict.fromkeys(RULES), "choices": {}, "predictor": self._said(cfg), "saturation": 1.0}
+        )
         if own := sorted(OWN.intersection(self.settings)):
             raise ValueError(f"executor.settings.{own[0]}={self.settings[own[0]]!r}: the stage says that itself")
         make(self._settings(1))
@@ -139,12 +142,14 @@ class ServedStage:
     def _server(self, cfg: Config, num_requests: int) -> Iterator[RemoteStage]:
         """A client of the server of `cfg`, which is there as long as the block runs."""
         with child(self.serving(cfg, num_requests)) as server:
-            yield self._client(server.url, {group: name(cfg, group) for group in (*SCHEDULING, "predictor", "hardware")})
+            groups = (*SCHEDULING, *(group for group in RULES if cfg.get(group)), "predictor", "hardware")
+            yield self._client(server.url, {group: name(cfg, group) for group in groups})
 
     def serving(self, cfg: Config, num_requests: int) -> dict[str, Any]:
         """What `lengthwise serve` would be told: the scheduling and the predictor of `cfg`, and no bound on the queue."""
         return {
-            **{group: cfg[group] for group in SCHEDULING}, "predictor": cfg["predictor"], "check": False,
+            **{group: cfg[group] for group in SCHEDULING}, **{group: cfg.get(group) for group in RULES},
+            "predictor": cfg["predictor"], "check": False,
             "choices": dict(cfg.get("choices") or {}), "server": self._settings(num_requests),
             "executor": {"_target_": ENGINE, "_recursive_": False, "_convert_": "all", "model": self.model, **self.engine},
         }  # fmt: skip

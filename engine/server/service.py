@@ -28,8 +28,10 @@ from lengthwise.sched import (
     Request,
     serve,
 )
+from lengthwise.sched.admission import Admission
 from lengthwise.sched.check import check
 from lengthwise.sched.door import refusal
+from lengthwise.sched.victims import VictimRule
 
 from ..native.clock import WallClock
 from ..native.engine import NativeEngine
@@ -59,7 +61,8 @@ class Service:
     """Takes memory for KV and warms the engine up when it is made, which takes seconds. `start` it, then `submit`; everything
     is for the event loop's thread.
 
-    max_waiting: requests that may wait (for a prediction, a slot, KV), those that were preempted included; one more is refused.
+    admission, victim: as Scheduler takes them. max_waiting: requests that may wait (for a prediction, a slot, KV), those that
+    were preempted included; one more is refused.
     predictor: predicts lengths, in its own thread; a policy that needs predictions waits prediction_deadline s for one, then
     `fallback_len` tokens stand in, as for a prediction that is no length. None: whoever submits says predicted_len. refine:
     predicts anew those who decode, in the step thread. replay: answers may be forced to a length. starved_after: see Tally.
@@ -78,6 +81,8 @@ class Service:
         max_num_seqs: int,
         token_budget: int,
         max_model_len: int,
+        admission: Admission | None = None,
+        victim: VictimRule | None = None,
         predictor: Predictor | None = None,
         prediction_deadline: float = 0.05,
         fallback_len: float | None = None,
@@ -103,7 +108,6 @@ class Service:
         self.max_waiting = max_waiting
         self._deadline = prediction_deadline
         self._replay = replay
-        self._needs_prediction = not policy.needs.isdisjoint(("prediction", "distribution"))
         if kv.indexes and not getattr(kv, "hash_tokens", 0):
             kv.use_hashes(kv.block_size)
         wake = threading.Event()
@@ -111,9 +115,10 @@ class Service:
         self._tally = tally = Tally(starved_after)
         self._scheduler = scheduler = Timed(
             policy, batching, kv, preemption, max_num_seqs=max_num_seqs, token_budget=token_budget,
-            max_model_len=max_model_len, refine_every=0 if refine is None else refine.every, check=check,
-            seconds=tally.scheduling,
+            max_model_len=max_model_len, admission=admission, victim=victim,
+            refine_every=0 if refine is None else refine.every, check=check, seconds=tally.scheduling,
         )  # fmt: skip
+        self._needs_prediction = not scheduler.needs.isdisjoint(("prediction", "distribution"))
         self._inbox = inbox = Inbox(
             clock, model.vocab_size, hash_tokens=getattr(kv, "hash_tokens", 0), wake=wake,
             has_text=model.tokenizer is not None, door=self._refusal, freed=self._freed,

@@ -247,10 +247,13 @@ def test_the_rule_waits_for_predictions_that_it_needs():
 
 @pytest.mark.parametrize("part", [{"admission": "max_tokens"}, {"victim": "least_computed"}], ids=["admission", "victim"])
 def test_a_server_is_not_asked_for_what_it_does_not_know(part):
-    """What would be left out without a word is refused."""
+    """What would be left out without a word is refused; our own server knows both."""
     executor = {"_target_": "lengthwise.experiments.remote_stage.RemoteStage", "target": "http://127.0.0.1:1"}
     (group,) = part
-    for stage in (executor, "served"):
-        cfg = compose(executor=stage, predictor="none", model="tiny", rate=1.0, **part)
-        with pytest.raises(ValueError, match=group):
-            load_stage(cfg).check(cfg)
+    cfg = compose(executor=executor, predictor="none", model="tiny", rate=1.0, **part)
+    with pytest.raises(ValueError, match=group):
+        load_stage(cfg).check(cfg)
+    cfg = compose(executor="served", predictor="none", model="tiny", rate=1.0, **part)
+    stage = load_stage(cfg)
+    stage.check(cfg)
+    assert stage.serving(cfg, 3)[group] == cfg[group] and stage.serving(cfg, 3)["choices"][group] == part[group]

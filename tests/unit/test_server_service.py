@@ -19,9 +19,11 @@ from lengthwise.engine.native.sampling import SamplingParams
 from lengthwise.engine.server.health import Down, Full
 from lengthwise.engine.server.service import Service
 from lengthwise.sched import Phase, recompute, swap
+from lengthwise.sched.admission import MaxTokens, Quantile
 from lengthwise.sched.batching import Chunked, PrefillFirst
 from lengthwise.sched.kv import Paged, Prefix
 from lengthwise.sched.policies import FCFS, SJF
+from lengthwise.sched.victims import LeastComputed
 
 torch.set_num_threads(1)
 
@@ -524,6 +526,48 @@ def test_neither_prompts_nor_outputs_are_logged(caplog):
     assert lines[1].startswith(r"request 'long\nrequest \'x\'" if "\\'" in lines[1] else 'request "long\\nrequest')
     for secret in ("secret", answer.text[:12], str(prompt)[1:-1], str(answer.token_ids[:3])[1:-1]):
         assert secret not in caplog.text
+
+
+# --- the rules beside the policy ------------------------------------------------------------------------------------------
+
+
+def crowded(**rules):
+    """Six answers of 60 tokens at once in a pool for two: (preemptions, rid of whom the first hit, answers)."""
+
+    async def main(service):
+        gate = Gate(service)
+        gate.shut_at_next()
+        streams = [await service.submit(str(i), [i] * (40 if i == 0 else 4), 60) for i in range(6)]
+        await until(lambda: service._inbox.num_live == 6)
+        gate.open()
+        answers = [(await read(stream)).token_ids for stream in streams]
+        hit = [s.request for s in streams if s.request._num_preemptions]
+        first = min(hit, key=lambda r: r._resumes[0]).rid if hit else None
+        return service._scheduler.num_preemptions, first, answers
+
+    return run(main, kv=Paged(200, 1, 0.0), **rules)
+
+
+def test_an_admission_and_a_victim_rule_reach_the_scheduler():
+    num, first, answers = crowded()
+    assert num > 0 and first != 0 and {len(a) for a in answers} == {60}
+    assert crowded(admission=MaxTokens())[0] == 0
+
+    class MostComputed(LeastComputed):
+        def cost(self, req, ledger):
+            return -super().cost(req, ledger)
+
+    num, first, others = crowded(victim=MostComputed())
+    assert num > 0 and first == 0 and others == answers
+
+
+def test_an_admission_that_needs_lengths_is_heeded_as_a_policy_is():
+    async def main(service):
+        with pytest.raises(ValueError, match="has no predicted_len"):
+            await service.submit("x", PROMPT, 9)
+        return await read(await service.submit("y", PROMPT, 9, predicted_len=9))
+
+    assert len(run(main, admission=Quantile(0.9)).token_ids) == 9
 
 
 # --- soak -----------------------------------------------------------------------------------------------------------------
