@@ -35,6 +35,13 @@ class LeastComputed(VictimRule):
         return ledger.computed(req)
 
 
+class LeastGenerated(VictimRule):
+    """Who has generated the fewest tokens, of those the longest prompt (SGLang's retraction)."""
+
+    def cost(self, req: Request, ledger: Standing) -> float:
+        return ledger.generated(req) - req.prompt_len / (1 << 30)
+
+
 class MostRemaining(VictimRule):
     """Who is predicted to have the most tokens to come would hold its memory longest."""
 

@@ -43,6 +43,18 @@ class Predicted:
     def on_finish(self, req: Request, generated: int) -> None: ...
 
 
+class Asked:
+    """As long as it may be: max_new_tokens. Nobody outlives that, so a peak of such lengths is never passed."""
+
+    needs: frozenset[str] = frozenset()
+    renews = False
+
+    def total(self, req: Request, generated: int) -> float:
+        return req.max_new_tokens
+
+    def on_finish(self, req: Request, generated: int) -> None: ...
+
+
 class History:
     """What has been seen: a draw from the lengths of the last `window` answers that are longer than this one is by now
     (Past-Future, ASPLOS 2025, section 4); max_new_tokens while there is none.

@@ -150,7 +150,7 @@ def plain(*overrides):
 CHANGES = (
     "seed=1", "load=0.9", "rate=3", "num_requests=7", "policy=sjf", "predictor=oracle", "limits=seqs64", "slo=batch",
     "limits.token_budget=512", "slo.ttft=3", "arrivals=gamma", "hardware=unit", "executor.fast_forward=false",
-    "system=vllm_v1", "kv.watermark=0.02",
+    "system=vllm", "kv.watermark=0.02",
 )  # fmt: skip
 
 

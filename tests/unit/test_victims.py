@@ -19,10 +19,13 @@ from lengthwise.sched.contract import check_policy, hostile, rehearse
 from lengthwise.sched.kv import Paged
 from lengthwise.sched.policies import EDF, FCFS, LLF, SRPT, Priority
 from lengthwise.sched.request import Phase
-from lengthwise.sched.victims import LeastComputed, LeastWaste, MostRemaining, VictimRule
+from lengthwise.sched.victims import LeastComputed, LeastGenerated, LeastWaste, MostRemaining, VictimRule
 
 point = LengthDistribution.point
-RULES = {"least_computed": LeastComputed, "most_remaining": MostRemaining, "least_waste": LeastWaste}
+RULES = {
+    "least_computed": LeastComputed, "least_generated": LeastGenerated, "most_remaining": MostRemaining,
+    "least_waste": LeastWaste,
+}  # fmt: skip
 NODES = sorted(p.name for p in (files("lengthwise.conf") / "victim").iterdir() if p.name.endswith(".yaml"))
 
 
@@ -122,6 +125,17 @@ def test_least_computed_spares_who_has_done_most():  # S8
     assert preempted(full_pool("fcfs", LeastComputed)) == [1]
     last, least = full_pool("fcfs", None, prompts=(10, 400)), full_pool("fcfs", LeastComputed, prompts=(10, 400))
     assert least.scheduler.recomputed_tokens < last.scheduler.recomputed_tokens
+
+
+def test_least_generated_looks_at_answers_and_then_for_the_longest_prompt():
+    class Ledger:
+        generated = staticmethod(lambda req: {0: 5, 1: 4, 2: 4}[req.rid])
+
+    costs = {i: LeastGenerated().cost(Request(i, 0.0, prompt), Ledger()) for i, prompt in enumerate((9000, 10, 20))}
+    assert sorted(costs, key=costs.get) == [2, 1, 0]
+    asks = tuple(Ask(0.0, prompt, 60, 60) for prompt in (30, 90, 60))  # they decode in step
+    result = play(Case(asks, pool=240, block_size=1, cost="even"), scheduler=partial(Scheduler, victim=LeastGenerated()))
+    assert preempted(result) == [1]
 
 
 def test_most_remaining_by_what_is_predicted():
