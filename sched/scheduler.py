@@ -156,7 +156,7 @@ class Scheduler(Ledger):
             self.num_padding = self._padding_context = 0
 
         chunks: list[Chunk] = []
-        budget = self.token_budget
+        budget = self.batching.budget(len(running.members), running.context_tokens, self.token_budget)
         mixes = self.batching.mixes
         if mixes:
             budget -= len(running.members)

@@ -27,6 +27,11 @@ class Batching(ABC):
         """May waiting requests join in this step?"""
         return True
 
+    def budget(self, rows: int, context: int, limit: int) -> int:
+        """Tokens that a step may compute, decodes included, when `rows` rows decode and attend `context` tokens: at most
+        `limit`, and more than `rows` where `limit` is."""
+        return limit
+
     @abstractmethod
     def chunk(self, left: int, budget_left: int, fresh: bool) -> int:
         """Tokens to prefill now of `left` that are missing; 0 for none. `fresh`: never preempted, nothing computed."""
