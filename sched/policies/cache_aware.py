@@ -70,9 +70,12 @@ class CacheAware(Policy):
         first: set[int] = set()
         for req in self._live:
             names = req.block_hashes
-            if req.phase in RUNS or names is None or req.prompt_len < self.shared or len(names) <= self._place:
+            if req.phase in RUNS or names is None or req.prompt_len < self.shared:
                 continue
-            name = names[self._place]
+            there = names[self._place : self._place + 1]  # never len(names): a range may be longer than that can say
+            if not len(there):
+                continue
+            name = there[0]
             if name not in first:
                 if view.cached_len(req) <= self.shared:
                     first.add(name)

@@ -562,3 +562,13 @@ def test_offline_yields_at_once():  # S7
     step(scheduler, 3.0)
     assert urgent.phase == Phase.DECODING and scheduler.num_preemptions == 1
     assert [r.rid for r in scheduler.paused] == [1]
+
+
+@pytest.mark.parametrize("make", [LPM, ResponseRatio], ids=["lpm", "response_ratio"])
+def test_a_conversation_may_be_named_without_end(make):
+    """Names by place, answers included, for as far as it will ever go: longer than len() can say."""
+    asks = tuple(Ask(0.01 * i, 20, 6, 20, block_hashes=range(1 << 70) if i % 3 else [7]) for i in range(6))
+    case = Case(asks, prefix=True, hash_tokens=4, block_size=4, pool=200, max_num_seqs=1, cost="even")
+    result = play(case, policy=make(shared=8, piece=4))
+    assert len(result.log.ended_at) == 6 and result.scheduler.cached_tokens > 0
+    assert play(case, policy=make(shared=0, piece=4)).scheduler.counts["finished"] == 6
