@@ -10,14 +10,51 @@ from lengthwise.engine.simulated import SimulatedClock, SimulatedExecutor
 from lengthwise.engine.simulated.affine import Affine
 from lengthwise.engine.simulated.cost import CostModel
 from lengthwise.sched import Chunk, Event, EventKind, LengthDistribution, Policy, Preemption, Request, Scheduler, Swap, serve
-from lengthwise.sched.batching import Chunked, Mixed, PrefillFirst, Static
+from lengthwise.sched.batching import Adaptive, Batching, Chunked, Mixed, PrefillFirst, Static
 from lengthwise.sched.kv import Contiguous, KVCache, Paged, Prefix
-from lengthwise.sched.policies import FCFS, PSJF, SJF, SRPT, Aging, Priority
+from lengthwise.sched.policies import (
+    DRR,
+    EDF,
+    FCFS,
+    HRRN,
+    ISRTF,
+    LAS,
+    LCF,
+    LLF,
+    LPM,
+    LTR,
+    MCSF,
+    MLFQ,
+    PSJF,
+    SJF,
+    SRPT,
+    TIE,
+    TRAIL,
+    VTC,
+    WRR,
+    Aging,
+    AMin,
+    Andes,
+    Colocation,
+    DeadlineGuard,
+    DFSWeight,
+    Gittins,
+    IdleGuard,
+    JITServe,
+    OvertakingGuard,
+    Priority,
+    ResponseRatio,
+    Scorpio,
+    SoftBoost,
+    VTCPredicted,
+    Wait,
+    WorkGuard,
+)  # fmt: skip
 from lengthwise.sched.rehearsal import Log, PlainExecutor, Script
 
 INF = float("inf")
 
-POLICIES: dict[str, Callable[[], Policy]] = {
+CORE: dict[str, Callable[[], Policy]] = {
     "fcfs": FCFS,
     "sjf": SJF,
     "psjf": PSJF,
@@ -28,7 +65,52 @@ POLICIES: dict[str, Callable[[], Policy]] = {
     "aging_srpt": lambda: Aging(SRPT(), 40.0),
     "aging_sjf": lambda: Aging(SJF(), 40.0),
 }
-BATCHING = {"chunked": Chunked, "mixed": Mixed, "prefill_first": PrefillFirst, "static": Static}
+POLICIES: dict[
+    str, Callable[[], Policy]
+] = {  # parameters as small as the runs, so that guards, refreshes and gates come into play
+    **CORE,
+    "ltr": LTR,
+    "ltr_guarded": lambda: LTR(7, 3),
+    "trail": lambda: TRAIL(0.5),
+    "isrtf": lambda: ISRTF(7),
+    "hrrn": HRRN,
+    "gittins": lambda: Gittins(4),
+    "tie": lambda: TIE(batch=2, interval=0.3),
+    "soft_boost": lambda: SoftBoost(2.0),
+    "las": lambda: LAS(5),
+    "mlfq": lambda: MLFQ(0.03, 1.5, 0.01, 2e-4, promote_after=0.3, promote_every=7),
+    "edf": lambda: EDF(0.2, 1.0),
+    "llf": lambda: LLF(0.2, 0.02, 1.0, margin=0.05),
+    "scorpio": lambda: Scorpio(0.3, 2000.0),
+    "jitserve": lambda: JITServe(0.2, 0.02, every=7),
+    "andes": lambda: Andes(0.2, 0.02, horizon=1.0, token_time=0.02, tight=0.5),
+    "mc_sf": MCSF,
+    "a_min": AMin,
+    "wait": lambda: Wait(3),
+    "vtc": VTC,
+    "vtc_predicted": lambda: VTCPredicted(window=2),
+    "lcf": LCF,
+    "drr": lambda: DRR(30.0),
+    "wrr": lambda: WRR("priority", {0.0: 3, 2.0: 0.5}),
+    "lpm": lambda: LPM(max_waiting=8, shared=8, piece=4),
+    "dfs_weight": lambda: DFSWeight(4),
+    "response_ratio": lambda: ResponseRatio(max_waiting=8, shared=8, piece=4),
+    "colocation": lambda: Colocation(FCFS(), SRPT()),
+    "deadline_srpt": lambda: DeadlineGuard(SRPT(), 0.2, 0.01),
+    "bounded_srpt": lambda: OvertakingGuard(SRPT(), 3),
+    "idle_srpt": lambda: IdleGuard(SRPT(), 0.15, 4),
+    "work_srpt": lambda: WorkGuard(SRPT(), 1.0, 20.0),
+}
+DRAWN = (*CORE, *CORE, *CORE, *POLICIES)  # for the laws of the core: every other run is of a policy that it was built on
+PREEMPTIVE = tuple(name for name in POLICIES if POLICIES[name]().preemptive)
+BATCHING: dict[str, Callable[[], Batching]] = {
+    "chunked": Chunked,
+    "mixed": Mixed,
+    "prefill_first": PrefillFirst,
+    "static": Static,
+    "prefill_chunks": lambda: PrefillFirst(chunks=True),
+    "adaptive": lambda: Adaptive(0.03, 8e-3, 2.3e-4, 1.7e-5, 6.1e-4, 2),
+}
 TICK = 1 / 64  # s, exact in binary: arrivals can meet step boundaries exactly
 
 
@@ -66,6 +148,7 @@ class Ask:
     abort_after: float | None = None
     abort_kind: EventKind = EventKind.ABORT
     block_hashes: Sequence[int] | None = None
+    client: str | None = None
 
 
 @dataclass(frozen=True)
@@ -99,7 +182,15 @@ class Case:
     def requests(self) -> tuple[list[Request], list[Event], dict[int, LengthDistribution]]:
         requests, events, predictions = [], [], {}
         for rid, a in enumerate(self.asks):
-            req = Request(rid, a.arrival, a.prompt_len, a.max_new_tokens, priority=a.priority, block_hashes=a.block_hashes)
+            req = Request(
+                rid,
+                a.arrival,
+                a.prompt_len,
+                a.max_new_tokens,
+                priority=a.priority,
+                block_hashes=a.block_hashes,
+                client=a.client,
+            )
             requests.append(req)
             events.append(Event(a.arrival, EventKind.ARRIVAL, req))
             if a.prediction is not None and a.ready_delay:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-from harness import BATCHING, COSTS, POLICIES, TICK, Ask, Case
+from harness import BATCHING, COSTS, DRAWN, PREEMPTIVE, TICK, Ask, Case
 from hypothesis import strategies as st
 
 from lengthwise.sched import EventKind, LengthDistribution
@@ -42,13 +42,14 @@ def asks(seed: int, num: int, gap: float) -> tuple[Ask, ...]:
                 ready_delay=(0, 0, 0, 0, 0, 1, 4, 2.3)[rng.integers(8)] * TICK,
                 abort_after=float(rng.choice(ABORTS)) if rng.random() < 0.15 else None,
                 abort_kind=(EventKind.ABORT, EventKind.TIMEOUT)[rng.integers(2)],
+                client=f"client {int(rng.integers(3))}",
             )
         )
     return tuple(out)
 
 
 @st.composite
-def cases(draw: st.DrawFn, policies: tuple[str, ...] = tuple(POLICIES)) -> Case:
+def cases(draw: st.DrawFn, policies: tuple[str, ...] = DRAWN) -> Case:
     """Any run. Some requests may be rejected at the door."""
 
     def one_of(*values):
@@ -85,7 +86,7 @@ def crowded(draw: st.DrawFn) -> Case:
     some = asks(seed, num, one_of(2.0, 1.0, 3.0, 5.0))
     whole = np.random.default_rng([seed, num]).random(num) < 0.2
     return Case(
-        policy=one_of("psjf", "srpt", "srpt_reestimate", "priority", "aging_srpt"),
+        policy=one_of(*("psjf", "srpt", "srpt_reestimate", "priority", "aging_srpt") * 4, *PREEMPTIVE),
         batching=one_of("prefill_first", "chunked", "mixed"),
         pool=one_of(256, 200, 160, 4096),
         block_size=one_of(4, 16, 7),
@@ -98,7 +99,7 @@ def crowded(draw: st.DrawFn) -> Case:
 
 
 @st.composite
-def reusing(draw: st.DrawFn, policies: tuple[str, ...] = tuple(POLICIES)) -> Case:
+def reusing(draw: st.DrawFn, policies: tuple[str, ...] = DRAWN) -> Case:
     """Runs with a prefix cache (mostly) and swap tiers (mostly), tight to wide: prompts that share beginnings by written names,
     turns of conversations whose names are a `range`, and some without names."""
 
