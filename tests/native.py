@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from lengthwise.engine.simulated import SimulatedClock
 from lengthwise.sched import Phase, Plan, Policy, Preemption, Request, Scheduler, serve
 from lengthwise.sched.kv import KVCache
 from lengthwise.sched.rehearsal import Log, Script
+from lengthwise.sched.victims import VictimRule
 
 
 class Answers(Log):
@@ -88,6 +89,7 @@ def play_native(
     model: ServedModel,
     *,
     policy: Policy | None = None,
+    victim: VictimRule | None = None,
     attention: str = "torch",
     check: bool = True,
     prepare: Callable[[NativeExecutor, KVCache], None] | None = None,
@@ -105,7 +107,7 @@ def play_native(
     scheduler = Scheduler(
         policy or POLICIES[case.policy](), BATCHING[case.batching](), case.kv(), Preemption(case.keeps_kv, tiers),
         max_num_seqs=case.max_num_seqs, token_budget=case.token_budget, max_model_len=case.max_model_len, clip=case.clip,
-        check=check,
+        check=check, victim=victim,
     )  # fmt: skip
     scheduler.kv.keep_tables()
     options = {"answer_lens": [a.output_len for a in case.asks], "seconds": seconds, "swap_seconds": copy_seconds}
@@ -127,10 +129,18 @@ def assert_clean(executor: NativeExecutor, scheduler: Scheduler) -> None:
     assert kv.tables is not None and len(kv.tables.free) == kv.free == kv.num_blocks - kv.evictable
 
 
-def both(case: Case, family: str = "llama", *, policy: Callable[[], Policy] | None = None, **options: Any) -> Result:
+def both(
+    case: Case,
+    family: str = "llama",
+    *,
+    policy: Callable[[], Policy] | None = None,
+    victim: Callable[[], VictimRule] | None = None,
+    **options: Any,
+) -> Result:
     """Run `case` on both engines, told the same step times. They must plan alike, and every answer must be greedy."""
-    real = play_native(case, served(family), policy=policy and policy(), **options)
-    simulated = play(case, fast_forward=False, policy=policy and policy()).log
+    rule = victim and victim()
+    real = play_native(case, served(family), policy=policy and policy(), victim=rule, **options)
+    simulated = play(case, fast_forward=False, policy=policy and policy(), scheduler=partial(Scheduler, victim=rule)).log
     assert real.log.steps == simulated.steps
     assert real.log.moves == simulated.moves
     assert real.log.ended_at == simulated.ended_at and [*real.log.ended_at] == [*simulated.ended_at]

@@ -14,6 +14,7 @@ from lengthwise.engine.native.generate import generate
 from lengthwise.sched import FOREVER, LengthDistribution, recompute
 from lengthwise.sched.kv.grouped import Grouped
 from lengthwise.sched.policies import FCFS
+from lengthwise.sched.victims import LeastComputed
 
 point = LengthDistribution.point
 
@@ -79,6 +80,19 @@ def test_s7_a_high_priority_arrival_takes_a_slot_in_the_next_step(keeps_kv):
     assert result.requests[2]._first_scheduled == step[0] and [c[0] for c in step[2]] == [2]
     assert [r._num_preemptions for r in result.requests] == [0, 1, 0]
     assert (result.requests[1]._recomputed == 0) == keeps_kv
+
+
+def test_s8_the_victim_is_the_rules_what_it_cost_is_told_and_its_place_is_kept():
+    """B (10 tokens) came first, A (200) second, and the pool is full after 15 tokens each; a third waits meanwhile."""
+    case = Case((Ask(0.0, 10, 30, 30), Ask(0.0, 200, 30, 30), Ask(0.01, 40, 10, 10)), pool=240, block_size=4)
+    late = both(case)
+    assert [r._num_preemptions for r in late.requests] == [0, 1, 0] and 200 <= late.requests[1]._recomputed < 220
+    assert late.requests[1]._resumes[1] <= late.requests[2]._first_scheduled
+    least = both(case, victim=LeastComputed)
+    assert least.requests[0]._num_preemptions and not least.requests[1]._num_preemptions
+    assert 10 <= least.requests[0]._recomputed < 60 and least.log.tokens == late.log.tokens
+    for result in (late, least):
+        assert result.scheduler.recomputed_tokens == sum(r._recomputed for r in result.requests)
 
 
 class Backfill(FCFS):

@@ -11,6 +11,7 @@ from harness import INF, POLICIES, TICK, Ask, Case, play
 
 from lengthwise.engine.simulated import SimulatedClock
 from lengthwise.engine.simulated.affine import Affine
+from lengthwise.experiments.dataset import Dataset
 from lengthwise.sched import Event, EventKind, Failure, LengthDistribution, Outcome, Phase, Request, Scheduler, Stalled, serve
 from lengthwise.sched.batching import Chunked
 from lengthwise.sched.check import check
@@ -293,6 +294,35 @@ def test_s12_a_long_prompt_does_not_freeze_the_decodes():
     assert gaps["mixed"] > 1.0
 
 
+# --- S17, S18: the door -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("prompt_len", "most"), [(0, 5), (5, 0), (5, -3)])
+def test_s18_nothing_to_read_or_to_say_is_refused_with_the_numbers_and_the_other_finishes(prompt_len, most):
+    result = play(Case((Ask(0.0, 10, 20, 20), Ask(0.1, prompt_len, 5, most))))
+    assert result.log.ended_at[0][:2] == (20, "stop")
+    num, reason, _ = result.log.ended_at[1]
+    assert num == 0 and reason.startswith("rejected") and str(prompt_len) in reason and str(most) in reason
+
+
+def test_s18_a_trace_with_an_answer_of_no_tokens_is_refused():
+    with pytest.raises(ValueError, match="output_len"):
+        Dataset("trace", np.array([5, 5]), np.array([3, 0]), "tokens", "made up", "none")
+
+
+def test_s17_the_same_request_twice_is_refused_and_the_first_goes_on():
+    scheduler = Scheduler(FCFS(), Chunked(), Paged(1 << 12), recompute(), check=True)
+    request = Request(0, 0.0, 8, 3)
+    assert scheduler.add(request) is None
+    with pytest.raises(ValueError, match="request 0 was added before"):
+        scheduler.add(request)
+    assert scheduler.counts["injected"] == 1 and len(scheduler.waiting) == 1
+    scheduler.book(scheduler.plan(0.0), Outcome(1, [1.0], 0))
+    again = Request(0, 1.0, 8, 3)  # another of that number, as the first has not ended: it is another request
+    assert scheduler.add(again) is None and scheduler.abort(request) and scheduler.abort(again)
+    assert scheduler.counts["aborted"] == 2 and scheduler.kv.free == scheduler.kv.num_blocks
+
+
 # --- P7, M8: predictions and limits -------------------------------------------------------------------------------------
 
 
@@ -478,14 +508,6 @@ def test_a_resumed_decode_takes_no_budget_from_a_step_without_decodes():
     case = Case(asks, "priority", batching="prefill_first", keeps_kv=True, max_num_seqs=2, token_budget=64, cost="even")
     fast, single = play(case), play(case, fast_forward=False)
     assert fast.log == single.log and fast.requests[3]._first_scheduled == fast.finish[1]
-
-
-def test_a_request_is_added_once():
-    scheduler = Scheduler(FCFS(), Chunked(), Paged(1 << 12), recompute())
-    request = Request(0, 0.0, 8, 8)
-    assert scheduler.add(request) is None
-    with pytest.raises(ValueError, match="request 0 was added before"):
-        scheduler.add(request)
 
 
 def test_a_key_that_is_no_number_is_refused_by_name():
