@@ -12,10 +12,10 @@ class Adaptive(Chunked):
     tokens, in seconds, as in an affine cost model; what the decodes leave of it goes to prompts, but never less than `least`
     tokens, nor more than the token budget. Where nobody decodes there is nobody to delay, and the whole budget is theirs.
 
-    So few or short decodes let prompts in faster, and many or long ones slow them down: no one chunk size serves both, which is
-    why Sarathi-Serve (OSDI 2024, section 5.2) tunes its own for each deployment (its code may also shrink chunks along a
-    prompt). The attention of a chunk to what stands before it in its prompt is not counted. Raises ValueError for a target,
-    coefficients or a least that are none.
+    So few or short decodes let prompts in faster, and many or long ones slow them down, where one chunk size is to be tuned for
+    each load (Sarathi-Serve, OSDI 2024; its code may also make chunks smaller along a prompt, by a schedule). The attention of
+    a chunk to what stands before it in its prompt is not counted. Raises ValueError for a target, coefficients or a least that
+    are none.
     """
 
     def __init__(
