@@ -4,6 +4,8 @@
 `policy_us_P` is that of each of `--policies`, with 256 rows and 16 clients, `policy_ratio_P` that over FCFS's in the same run:
 nodes of conf/policy, with fields set: "ltr threshold=200". Here rows may be preempted, `policy_preempted_P` of them a plan, and
 who comes in has a prompt; all arrive at once, so that whom a policy promotes, demotes or lets pass comes in whole batches.
+`policy_decision_us_P` is CPU by decision. A decision is a request that a plan preempts, with whoever takes its place: a plan that
+swaps 200 makes 200, one that swaps nobody makes 1. Promotions and keys computed anew are counted in its time and are none.
 `prefix_plan_book_us_N` is FCFS on a full prefix cache, so that rows that grow evict. `prefix_admit_us_P` is a prompt of P
 pieces through such a cache: looked up, admitted, booked in four chunks, released, with as much evicted as it brings.
 
@@ -70,13 +72,20 @@ def named(text: str) -> Policy:
 
 
 def beside_fcfs(text: str, repeats: int, calls: int) -> dict[str, list[float]]:
-    """By repeat: us of a plan and book of that policy, that over FCFS's, and rows preempted in a plan."""
+    """By repeat: us of a plan and book of that policy, that over FCFS's, us of a decision, and rows preempted in a plan."""
     scheduler, fcfs = decoding(named(text), 256), decoding(FCFS(), 256)
-    out: dict[str, list[float]] = {f"policy_{name}_{text}": [] for name in ("us", "ratio", "preempted")}
+    out: dict[str, list[float]] = {f"policy_{name}_{text}": [] for name in ("us", "ratio", "decision_us", "preempted")}
     for _ in range(repeats):
-        before = scheduler.num_preemptions
-        us = microseconds(scheduler, calls)
-        figures = us, us / microseconds(fcfs, calls), (scheduler.num_preemptions - before) / calls
+        decisions = preempted = 0
+        start = time.process_time()
+        for _ in range(calls):
+            before = scheduler.num_preemptions
+            one_step(scheduler)
+            swapped = scheduler.num_preemptions - before
+            preempted += swapped
+            decisions += swapped or 1
+        us = (time.process_time() - start) / calls * 1e6
+        figures = us, us / microseconds(fcfs, calls), us * calls / decisions, preempted / calls
         for values, figure in zip(out.values(), figures, strict=True):
             values.append(figure)
     assert scheduler.num_running == 256 and scheduler.num_waiting == WAITING

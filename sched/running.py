@@ -10,13 +10,10 @@ from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
 from typing import Any, cast
 
+from .last import negated, popped
 from .policy import INF, Policy
 from .ports import View
 from .request import Request
-
-
-def negated(key: Any) -> Any:
-    return tuple(-x for x in key) if isinstance(key, tuple) else -key
 
 
 class Running:
@@ -114,15 +111,7 @@ class Running:
     def descending(self) -> Iterator[Request]:
         """Requests by (key, arrival, order of entry), greatest first; costs O(log batch) each. The set must not change
         before the iterator is closed or exhausted."""
-        taken: list[tuple[list[Any], Any]] = []
-        try:
-            while heap := self._greatest_heap():
-                entry = heappop(heap)
-                taken.append((heap, entry))
-                yield entry[4]
-        finally:
-            for heap, entry in taken:
-                heappush(heap, entry)
+        return popped(self._greatest_heap)
 
     def _greatest_heap(self) -> list[Any] | None:
         """The heap whose top is the greatest, stale tops dropped; None when nobody is there."""

@@ -136,6 +136,7 @@ class Scheduler(Ledger):
         """The next step, or None when nothing can run. Mutates the queues; `book` must follow with the outcome."""
         self.now = now
         running, policy, kv = self.running, self.policy, self.kv
+        self._yielding.begin()
         if kv.indexes:
             kv.expire(now)
         if running.turns:
@@ -155,7 +156,7 @@ class Scheduler(Ledger):
         if self.num_padding and not self.num_running:
             self.num_padding = self._padding_context = 0
 
-        chunks: list[Chunk] = []
+        chunks: dict[Request, Chunk] = {}
         budget = self.batching.budget(len(running.members), running.context_tokens, self.token_budget)
         mixes = self.batching.mixes
         if mixes:
@@ -177,7 +178,7 @@ class Scheduler(Ledger):
         leaves: list[Request] = []
         if self.leaves:
             leaves, self.leaves = self.leaves, []
-        plan = Plan(chunks, joins, leaves, num_decode)
+        plan = Plan([*chunks.values()], joins, leaves, num_decode)
         if num_decode:
             plan.context_tokens = running.context_tokens + self._padding_context
             plan.num_padding = self.num_padding
@@ -223,19 +224,21 @@ class Scheduler(Ledger):
         elif plan.repeat > 1 and "cached_len" in self.policy.needs:
             plan.repeat = 1 if evicted else min(plan.repeat, max(self.kv.room(self.kv.free), 1))
 
-    def _admit(self, chunks: list[Chunk], budget: int) -> bool:
+    def _admit(self, chunks: dict[Request, Chunk], budget: int) -> bool:
         """Admit or resume in policy order while slots, KV and budget last; take a slot or KV only for a lower key.
 
         Returns whether somebody yielded. Who lost KV in this plan is not let in again by it, nor anybody behind."""
         policy, waiting, yielding = self.policy, self.waiting, self._yielding
         fixed_batch = self.batching.fixed_batch
+        if self.num_running >= self.max_num_seqs and not policy.preemptive:
+            return False  # before an order is made, which may cost O(waiting)
         order = policy.order(waiting, self) if self._custom_order else None
         passed: list[Request] = []  # those that do not fit and are passed over: out of `waiting` until this plan is made
-        evicted: list[Request] = []
+        evicted: dict[Request, None] = {}
         yielded = False
         while budget > 0 or fixed_batch:
             req = next(order, None) if order is not None else waiting.peek()
-            if req is None or (evicted and req in evicted):
+            if req is None or req in evicted:
                 break
             if passed and not all(policy.may_pass(req, other, self) for other in passed):
                 break
@@ -248,7 +251,7 @@ class Scheduler(Ledger):
                     slot_victim = yielding.slot_victim(req)
                 if slot_victim is None or not policy.may_preempt(req, slot_victim, self):
                     break
-            victims = yielding.victims(req, slot_victim, passed)
+            victims = yielding.victims(req, slot_victim)
             if (
                 victims is None
                 or (self._custom_admit and not policy.admit(req, self))
@@ -265,8 +268,9 @@ class Scheduler(Ledger):
                     self.pause(victim)
                 else:
                     self.give_up(victim)
-                    evicted.append(victim)
+                    evicted[victim] = None
             self.schedule(req)
+            yielding.enters(req)
             if victims:
                 yielded = True
                 if order is not None:  # those who yielded stand in order again
@@ -292,24 +296,21 @@ class Scheduler(Ledger):
             left -= self.kv.cached(req, tokens)
         return self.batching.chunk(left, budget, req._computed <= req._found and not req._generated)
 
-    def _add_chunk(self, chunks: list[Chunk], req: Request, budget: int) -> int:
+    def _add_chunk(self, chunks: dict[Request, Chunk], req: Request, budget: int) -> int:
         length = self._chunk_len(req, budget)
         if length > 0:
             last = req._computed + length == req.prompt_len + req._generated
-            chunks.append(Chunk(req, req._computed, length, last))
+            chunks[req] = Chunk(req, req._computed, length, last)
         return length
 
-    def _give_back(self, req: Request, chunks: list[Chunk]) -> int:
+    def _give_back(self, req: Request, chunks: dict[Request, Chunk]) -> int:
         """Drop what this plan has for `req`; returns the budget that comes back."""
         if req._phase == PAUSED:
             return 0
         if req._phase == DECODING:
             return 1 if self.batching.mixes else 0
-        for i, chunk in enumerate(chunks):
-            if chunk.request is req:
-                del chunks[i]
-                return chunk.length
-        return 0
+        chunk = chunks.pop(req, None)
+        return 0 if chunk is None else chunk.length
 
     # --- book ---------------------------------------------------------------------------------------------------------
 

@@ -1,17 +1,23 @@
-"""Yielding: who gives up a slot or KV for whom. It chooses and moves nobody."""
+"""Yielding: who gives up a slot or KV for whom. It chooses and moves nobody.
+
+A victim costs O(log n): each of the three sets that it may come from has a heap with the last in order on top (last.py). Only a
+policy that names its victims by hand, or a rule, looks at the whole batch for each.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from heapq import merge
+from itertools import takewhile
 
+from .last import Last
 from .policy import overrides
 from .preemption import Preemption
 from .request import Phase, Request
 from .standing import Standing
 from .victims import VictimRule
 
-DECODING, PAUSED = Phase.DECODING, Phase.PAUSED
+PREFILLING, DECODING, PAUSED = Phase.PREFILLING, Phase.DECODING, Phase.PAUSED
 
 
 class Yielding:
@@ -24,12 +30,22 @@ class Yielding:
         self.rule = rule
         self._custom = overrides(ledger.policy, "victim")
         self._by_key = not overrides(ledger.policy, "may_preempt")
+        self._prefilling: Last | None = None  # of this plan, once somebody has asked
+
+    def begin(self) -> None:
+        """Another plan is made. Within one, nobody in mid-prefill changes its key."""
+        self._prefilling = None
+
+    def enters(self, req: Request) -> None:
+        """`req` has come on the batch in this plan."""
+        if self._prefilling is not None and req._phase == PREFILLING:
+            self._prefilling.push(req, self._ledger.policy.key(req, self._ledger))
 
     def last(self) -> Request:
         """Whose KV goes when the decoders cannot grow: the last paused request, else the last running one."""
         ledger = self._ledger
-        if ledger.paused:
-            return max(ledger.paused, key=ledger.rank)
+        if (paused := ledger.waiting.paused.top()) is not None:
+            return paused
         victim = self.last_running() if self.rule is None else next(iter(self._by_rule(self._running())), None)
         if victim is None:
             raise AssertionError(f"KV is short and {type(ledger.policy).__name__} names nobody to yield")
@@ -41,9 +57,8 @@ class Yielding:
         if self._custom:
             return ledger.policy.victim([*ledger.running.members, *ledger.prefilling], ledger)
         last = ledger.running.greatest()
-        if ledger.prefilling:
-            group = [*ledger.prefilling, last] if last is not None else list(ledger.prefilling)
-            last = max(group, key=ledger.rank)
+        if ledger.prefilling and (other := self._prefilling_last_first().top()) is not None:
+            return other if last is None or ledger.rank(other) > ledger.rank(last) else last
         return last
 
     def slot_victim(self, req: Request) -> Request | None:
@@ -54,11 +69,10 @@ class Yielding:
             return None  # when the last must not be hit, nobody may
         return next(iter(self._by_rule([r for r in self._running() if may_preempt(req, r, ledger)])), None)
 
-    def victims(self, req: Request, slot_victim: Request | None, passed: list[Request]) -> list[tuple[Request, bool]] | None:
+    def victims(self, req: Request, slot_victim: Request | None) -> list[tuple[Request, bool]] | None:
         """Who yields so that `req` can run, each with whether its KV stays; None if KV is short all the same.
 
-        slot_victim: whose slot it takes, when there is no free one. passed: those not to be touched. Nobody yields who turns
-        out not to be needed."""
+        slot_victim: whose slot it takes, when there is no free one. Nobody yields who turns out not to be needed."""
         ledger, keeps_kv = self._ledger, self._keeps_kv
         kv = ledger.kv
         incoming = None
@@ -89,7 +103,7 @@ class Yielding:
             return []
 
         if short > 0:
-            for victim in self._candidates(req, slot_victim, passed):
+            for victim in self._candidates(req, slot_victim):
                 evicted.append(victim)
                 short -= brings(victim)
                 if short <= 0:
@@ -110,15 +124,14 @@ class Yielding:
             out.append((slot_victim, keeps_kv))
         return out
 
-    def _candidates(self, req: Request, slot_victim: Request | None, passed: list[Request]) -> Iterator[Request]:
+    def _candidates(self, req: Request, slot_victim: Request | None) -> Iterator[Request]:
         """Who may give up KV for `req`, last in order first: paused requests later in order (`slot_victim` with them, where it
-        would keep its KV), then running ones that `req` may preempt."""
+        would keep its KV; not those who were passed over), then running ones that `req` may preempt."""
         ledger = self._ledger
         mine = ledger.rank(req)
-        later = [r for r in ledger.paused if r is not req and r not in passed and ledger.rank(r) > mine]
+        later = takewhile(lambda r: ledger.rank(r) > mine, ledger.waiting.paused.descending())
         if slot_victim is not None and self._keeps_kv:
-            later.append(slot_victim)
-        later.sort(key=ledger.rank, reverse=True)
+            later = merge(later, [slot_victim], key=ledger.rank, reverse=True)  # type: ignore[assignment]
         yield from later
         if not ledger.policy.preemptive:
             return
@@ -150,7 +163,16 @@ class Yielding:
                 group.remove(victim)
                 yield victim
         elif ledger.prefilling:
-            prefilling = sorted(ledger.prefilling, key=ledger.rank, reverse=True)
+            prefilling = self._prefilling_last_first().descending()
             yield from merge(ledger.running.descending(), prefilling, key=ledger.rank, reverse=True)
         else:
             yield from ledger.running.descending()
+
+    def _prefilling_last_first(self) -> Last:
+        """Those in mid-prefill: O(prefilling), once a plan, whose chunks cost as much."""
+        if self._prefilling is None:
+            self._prefilling, ledger = Last(), self._ledger
+            for req in ledger.prefilling:
+                self._prefilling.push(req, ledger.policy.key(req, ledger))
+        return self._prefilling
+
