@@ -4,8 +4,10 @@
 `policy_us_P` is that of each of `--policies`, with 256 rows and 16 clients, `policy_ratio_P` that over FCFS's in the same run:
 nodes of conf/policy, with fields set: "ltr threshold=200". Here rows may be preempted, `policy_preempted_P` of them a plan, and
 who comes in has a prompt; all arrive at once, so that whom a policy promotes, demotes or lets pass comes in whole batches.
-`policy_decision_us_P` is CPU by decision. A decision is a request that a plan preempts, with whoever takes its place: a plan that
-swaps 200 makes 200, one that swaps nobody makes 1. Promotions and keys computed anew are counted in its time and are none.
+`policy_decision_us_P` is CPU by decision. A decision is a request that a plan preempts, with whoever takes its place: a plan
+that swaps 200 makes 200, one that swaps nobody makes 1. Promotions and keys computed anew are in its time and count for none.
+`policy_turnover_us_P` is CPU by decision where at each step a row ends, somebody is let in for it and somebody comes: each step
+is one, and each row preempted one more.
 `prefix_plan_book_us_N` is FCFS on a full prefix cache, so that rows that grow evict. `prefix_admit_us_P` is a prompt of P
 pieces through such a cache: looked up, admitted, booked in four chunks, released, with as much evicted as it brings.
 
@@ -18,13 +20,14 @@ from __future__ import annotations
 
 import time
 from importlib.resources import files
+from itertools import count
 
 import numpy as np
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 from report import arguments, report
 
-from lengthwise.sched import LengthDistribution, Outcome, Policy, Request, Scheduler
+from lengthwise.sched import Finished, LengthDistribution, Outcome, Policy, Request, Scheduler
 from lengthwise.sched.batching import Chunked
 from lengthwise.sched.kv import KVCache, Paged, Prefix
 from lengthwise.sched.policies import FCFS, SRPT
@@ -90,6 +93,38 @@ def beside_fcfs(text: str, repeats: int, calls: int) -> dict[str, list[float]]:
             values.append(figure)
     assert scheduler.num_running == 256 and scheduler.num_waiting == WAITING
     return out
+
+
+def turnover(text: str, repeats: int, calls: int) -> list[float]:
+    """By repeat: us of a decision: of a step in which a row ends, a request is admitted and one arrives, or of a row preempted
+    beside."""
+    scheduler = decoding(named(text), 256, Paged(1 << 40))
+    coming = (drawn(rid, scheduler.now) for rid in count(256 + WAITING))
+    out = []
+    for _ in range(repeats):
+        before = scheduler.num_preemptions
+        start = time.process_time()
+        for _ in range(calls):
+            plan = scheduler.plan(scheduler.now)
+            assert plan is not None
+            ends = []
+            if plan.num_decode:  # else all who run have just come
+                last = next(iter(scheduler.running))
+                ends.append(Finished(last, scheduler.generated(last) + 1, "stop"))
+            scheduler.book(plan, Outcome(1, [scheduler.now + 0.01], int(plan.num_decode > 0), ends))
+            if ends:
+                scheduler.add(next(coming))
+        used = time.process_time() - start
+        out.append(used / (calls + scheduler.num_preemptions - before) * 1e6)
+        assert scheduler.num_running + scheduler.num_waiting == WAITING + 256
+    return out
+
+
+def drawn(rid: int, now: float) -> Request:
+    """The next to come, deterministic and as those that wait already."""
+    prompt, output = 100 + rid * 7919 % 1900, 100 + rid * 104729 % 1900
+    prediction = LengthDistribution.point(output + 1_000_000.0)
+    return Request(rid, now, prompt, 200_000, prediction=prediction, client=str(rid % 16))
 
 
 def microseconds(scheduler: Scheduler, calls: int) -> float:
@@ -176,6 +211,7 @@ def main() -> None:
         samples[f"sim_plan_book_us_{rows}"] = worse
     for text in args.policies:
         samples |= beside_fcfs(text, args.repeats, args.calls // 5)
+        samples[f"policy_turnover_us_{text}"] = turnover(text, args.repeats, args.calls // 5)
     for rows, theirs in VLLM_US.items():
         growing = Growing(rows, args.calls * args.repeats)
         samples[f"native_plan_book_us_{rows}"] = [growing.microseconds(args.calls) for _ in range(args.repeats)]

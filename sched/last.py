@@ -1,7 +1,7 @@
 """Last: requests from the end of the policy's order, as a heap whose stale entries are dropped when they surface.
 
-A preemption hits whoever is last in order. Three sets are asked for theirs, each in O(log n): the decode set (Running, where keys
-drift), the paused (Waiting, stored with the key they wait by), and those in mid-prefill (Yielding, once a plan).
+A preemption hits whoever is last in order. Three sets are asked for theirs, each in O(log n): the decode set (Running, where
+keys drift), the paused (Waiting, by the keys they wait by), and those in mid-prefill (Yielding, whose heap lasts for a plan).
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 Decoding requests grow together by a token a step, and memory drops only where one of them ends. So the greatest need is at an
 end: with k requests that last `left` steps or more, it is what these hold now + k x left. Two numbers per request, its end and
-its tokens at decode step 0, do not change as steps pass; they are kept in columns, and a question is one pass over them.
+its tokens at decode step 0, do not change as steps pass; they are kept in columns, where only who came, went or turned since is
+looked at anew, and a question is one pass over them.
 """
 
 from __future__ import annotations
@@ -37,7 +38,10 @@ class Outlook:
         self._rows: dict[Request, tuple[int, int, object]] = {}  # (row, decode step at which it joined, its prediction then)
         self._ends = np.empty(64)  # decode steps
         self._bases = np.empty(64)  # tokens at decode step 0: held now, less the steps so far
-        self._changes = -1
+        self._born: dict[Request, int] = {}  # when each got its row, counted
+        self._num_born = 0
+        self._told = dict.fromkeys(ledger.running.members)
+        ledger.running.watchers.append(self._told)
 
     def peak(self, incoming: Request | None = None, without: Sequence[Request] = ()) -> float:
         """The greatest KV (tokens) that the batch, with `incoming` and without those, will hold (Past-Future, ASPLOS 2025,
@@ -76,15 +80,16 @@ class Outlook:
 
     def _keep_up(self) -> None:
         running, rows = self._ledger.running, self._rows
-        if self._changes != running.changes:
-            self._changes = running.changes
-            for req in [r for r in rows if r not in running.members]:
+        if self._told:
+            for req in sorted((r for r in self._told if r in rows and r not in running.members), key=self._born.__getitem__):
                 self._drop(req)
-            for req in running.members:
-                if req not in rows:
+            for req in self._told:
+                if req in rows:
+                    if rows[req][1:] != (req._decode_from, req.prediction):  # it left and came back, or is predicted anew
+                        self._put(rows[req][0], req)
+                elif req in running.members:
                     self._add(req)
-                elif rows[req][1:] != (req._decode_from, req.prediction):  # it left and came back, or is predicted anew
-                    self._put(rows[req][0], req)
+            self._told.clear()
         if self._renews:
             for row in np.flatnonzero(self._ends[: len(self._requests)] <= running.step).tolist():
                 self._put(row, self._requests[row])
@@ -94,6 +99,8 @@ class Outlook:
         if row == len(self._ends):
             self._ends, self._bases = np.resize(self._ends, 2 * row), np.resize(self._bases, 2 * row)
         self._requests.append(req)
+        self._born[req] = self._num_born
+        self._num_born += 1
         self._put(row, req)
 
     def _put(self, row: int, req: Request) -> None:
@@ -106,6 +113,7 @@ class Outlook:
     def _drop(self, req: Request) -> None:
         """The last row moves into its place."""
         row, last = self._rows.pop(req)[0], self._requests.pop()
+        del self._born[req]
         if last is not req:
             end = len(self._requests)
             self._requests[row] = last

@@ -23,12 +23,12 @@ class Running:
     so that all move together), `still` for the others. `turns` holds when a key stops moving as it does.
     """
 
-    __slots__ = ("_moving", "_policy", "_still", "_view", "changes", "context_tokens", "members", "step", "turns")
+    __slots__ = ("_moving", "_policy", "_still", "_view", "context_tokens", "members", "step", "turns", "watchers")
 
     def __init__(self, policy: Policy, view: View) -> None:
         self.members: dict[Request, None] = {}
         self.step = 0  # decode steps taken
-        self.changes = 0  # of the set, so far
+        self.watchers: list[dict[Request, None]] = []  # each is told who came, went or turned, and forgets them itself
         self.context_tokens = 0  # tokens attended in the next decode step: sum of prompt + generated
         self._policy = policy
         self._view = view
@@ -46,7 +46,9 @@ class Running:
         req._decode_from = self.step
         self.context_tokens += req.prompt_len + req._generated
         self.members[req] = None
-        self.changes += 1
+        for told in self.watchers:
+            told.pop(req, None)  # in the order in which they are members
+            told[req] = None
         self._store(req, req._generated)
 
     def leave(self, req: Request) -> None:
@@ -58,7 +60,8 @@ class Running:
         req._ticket += 1
         self.context_tokens -= req.prompt_len + req._generated
         del self.members[req]
-        self.changes += 1
+        for told in self.watchers:
+            told[req] = None
 
     def advance(self, num_steps: int) -> None:
         self.step += num_steps
@@ -93,7 +96,8 @@ class Running:
 
     def turn(self, req: Request) -> None:
         """Store anew the key of one that decodes, which may have another prediction now."""
-        self.changes += 1
+        for told in self.watchers:
+            told[req] = None
         self._store(req, self.generated(req))
 
     def steps_to_turn(self) -> float:

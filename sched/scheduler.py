@@ -5,6 +5,8 @@ It never sees a tensor, a GPU, a wall clock or a true output length. A plan cost
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from .admission import Admission
 from .batching import Batching
 from .check import check
@@ -230,13 +232,16 @@ class Scheduler(Ledger):
         Returns whether somebody yielded. Who lost KV in this plan is not let in again by it, nor anybody behind."""
         policy, waiting, yielding = self.policy, self.waiting, self._yielding
         fixed_batch = self.batching.fixed_batch
-        if self.num_running >= self.max_num_seqs and not policy.preemptive:
-            return False  # before an order is made, which may cost O(waiting)
-        order = policy.order(waiting, self) if self._custom_order else None
+        order: Iterator[Request] | None = None
         passed: list[Request] = []  # those that do not fit and are passed over: out of `waiting` until this plan is made
         evicted: dict[Request, None] = {}
         yielded = False
         while budget > 0 or fixed_batch:
+            full = self.num_running >= self.max_num_seqs
+            if full and not policy.preemptive:
+                break  # before it is asked who is first: that may cost O(waiting)
+            if order is None and self._custom_order:
+                order = policy.order(waiting, self)
             req = next(order, None) if order is not None else waiting.peek()
             if req is None or req in evicted:
                 break
@@ -245,8 +250,8 @@ class Scheduler(Ledger):
             if not req._prefilled and not fixed_batch and not self._chunk_len(req, budget):
                 break  # what is left of the budget is not enough for its prompt
             slot_victim = None
-            if self.num_running >= self.max_num_seqs:
-                slot_victim = yielding.last_running() if policy.preemptive else None
+            if full:
+                slot_victim = yielding.last_running()
                 if yielding.rule is not None and slot_victim is not None:
                     slot_victim = yielding.slot_victim(req)
                 if slot_victim is None or not policy.may_preempt(req, slot_victim, self):
@@ -273,8 +278,7 @@ class Scheduler(Ledger):
             yielding.enters(req)
             if victims:
                 yielded = True
-                if order is not None:  # those who yielded stand in order again
-                    order = policy.order(waiting, self)
+                order = None  # those who yielded stand in order again
             if req._phase == DECODING:
                 budget -= 1 if self.batching.mixes else 0
             elif budget > 0:

@@ -175,4 +175,3 @@ class Yielding:
             for req in ledger.prefilling:
                 self._prefilling.push(req, ledger.policy.key(req, ledger))
         return self._prefilling
-

@@ -46,9 +46,10 @@ class Andes(Refreshed):
         self._now = 0.0
         self._short = False  # memory is
 
-    def refresh(self, view: View) -> None:
-        self._now = view.now
+    def refresh(self, view: View) -> bool:
+        before, self._now = self._short, view.now
         self._short = view.free_tokens <= (1.0 - self._tight) * view.pool_tokens
+        return before or self._short
 
     def worth(self, req: Request, view: View) -> float:
         if not self._short:

@@ -4,30 +4,42 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from ..policy import FOREVER, INF, Policy
 from ..ports import View
 from ..request import Request
+from .cache_aware import CacheAware
+from .sharing import RUNS
 
 
-class DFSWeight(Policy):
+class DFSWeight(CacheAware):
     """Each waiting request stands in the tree of cached prefixes where its match ends; a branch weighs as many requests as
     stand in it. Depth first, heavier branches first, equal ones by their first arrival; a node's own requests after those
     below it, by arrival. So those who share a prefix go one after the other, and it is not evicted in between. Non-preemptive.
 
-    piece: tokens of a piece that `block_hashes` name. As released it knows no bound on the queue: a plan costs O(waiting).
+    piece: tokens of a piece that `block_hashes` name. The order is made anew when somebody comes, goes or is cached, in
+    O(waiting). As released it knows no bound on the queue; here, while more than `max_waiting` wait, it is first come, first
+    served, as LPM is there.
     """
 
-    needs = frozenset({"cached_len"})
+    def __init__(self, piece: int = 16, max_waiting: int = 128) -> None:
+        super().__init__(max_waiting, 0, piece)
+        self._places: dict[Request, int] = {}
 
-    def __init__(self, piece: int = 16) -> None:
-        if piece < 1:
-            raise ValueError(f"piece={piece} tokens, the least is 1")
-        self.piece = piece
+    def rank(self, req: Request, view: View) -> float:
+        return self._places.get(req, len(self._places))  # who has just come: last, until the next plan
 
-    def key(self, req: Request, view: View) -> float:
-        return req.arrival
+    def key_epoch(self, view: View) -> object:
+        seen = self._seen
+        super().key_epoch(view)
+        if self._seen != seen:
+            self._places.clear()
+            if not self._falls_back:
+                waiting = (req for req in self._live if req.phase not in RUNS)
+                self._places |= {req: place for place, req in enumerate(self.depth_first(waiting, view))}
+            self._version += 1
+        return self._version
 
-    def order(self, waiting: Iterable[Request], view: View) -> Iterator[Request]:
+    def depth_first(self, waiting: Iterable[Request], view: View) -> Iterator[Request]:
+        """`waiting` in that order."""
         paths = {r: self._path(r, view) for r in sorted(waiting, key=lambda r: (r.arrival, r._entry))}
         stack: list[tuple[list[Request], int]] = [([*paths], 0)]
         while stack:
@@ -49,6 +61,3 @@ class DFSWeight(Policy):
     def _path(self, req: Request, view: View) -> Sequence[int]:
         """Names of the pieces of its prompt that are cached."""
         return () if req.block_hashes is None else req.block_hashes[: view.cached_len(req) // self.piece]
-
-    def stable(self, view: View) -> tuple[int, float]:
-        return FOREVER, INF

@@ -51,11 +51,12 @@ class JITServe(Refreshed):
             int, tuple[float, float, float | None]
         ] = {}  # rid -> predicted tokens, end (s), ttft (s; None: e2e alone)
 
-    def refresh(self, view: View) -> None:
+    def refresh(self, view: View) -> bool:
         self._now = view.now
         if view.step_time > 0:
             self._times.append(view.step_time)
             self._seconds = sum(self._times) / len(self._times)
+        return True
 
     def worth(self, req: Request, view: View) -> tuple[float, float]:
         out, end, ttft = self._terms.get(req.rid) or self._note(req)
@@ -80,7 +81,8 @@ class JITServe(Refreshed):
         self._terms.pop(req.rid, None)
 
     def _share(self, objective: float, latency: float) -> float:
-        return float(max(min(objective / latency, 1.0), 1e-6) ** self._penalty)
+        share = objective / latency
+        return 1.0 if share >= 1.0 else float(max(share, 1e-6) ** self._penalty)
 
     def _note(self, req: Request) -> tuple[float, float, float | None]:
         out, asked = max(predicted(req).quantile(self._quantile), 1.0), self._objectives

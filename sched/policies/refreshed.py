@@ -30,8 +30,10 @@ class Refreshed(Policy):
     def worth(self, req: Request, view: View) -> Key:
         """The key of `req` as of the last refresh, or of its arrival since."""
 
-    def refresh(self, view: View) -> None:
-        """Called before keys are computed anew: note here what they stand on, the time among it."""
+    def refresh(self, view: View) -> bool:
+        """Note here what keys stand on, the time among it. Whether any may be another than before, so that all are computed
+        anew."""
+        return True
 
     def key(self, req: Request, view: View) -> Key:
         key = self._frozen.get(req.rid)
@@ -42,9 +44,9 @@ class Refreshed(Policy):
     def key_epoch(self, view: View) -> object:
         if view.step >= self._due:
             self._due = view.step + max(self._every, (view.num_waiting - SHORT) // KEYS)
-            self._epoch += 1
-            self._frozen.clear()
-            self.refresh(view)
+            if self.refresh(view):
+                self._epoch += 1
+                self._frozen.clear()
         return self._epoch
 
     def stable(self, view: View) -> tuple[int, float]:

@@ -29,27 +29,29 @@ class Scorpio(Refreshed):
             raise ValueError(f"prefill_rate {prefill_rate} tokens/s and margin {margin} s: wanted finite, > 0 and >= 0")
         self._objectives = Objectives(ttft, None, None)
         self._rate, self._margin = prefill_rate, margin
-        self._hopeful: dict[Request, float] = {}  # without a first token, not given up -> deadline (s)
+        self._hopeful: dict[Request, tuple[float, float, int, Request]] = {}  # without a first token, not given up; by deadline
         self._late: dict[int, None] = {}  # rids of those given up
 
     def worth(self, req: Request, view: View) -> tuple[float, float]:
         return float(req.rid in self._late), req.arrival + self._objectives.ttft(req)
 
-    def refresh(self, view: View) -> None:
-        end = view.now + self._margin
-        for req, deadline in sorted(self._hopeful.items(), key=lambda item: (item[1], item[0].arrival, item[0]._entry)):
+    def refresh(self, view: View) -> bool:
+        end, num_late = view.now + self._margin, len(self._late)
+        hopeful, self._hopeful = sorted(self._hopeful.values()), {}  # nearly sorted already
+        for row in hopeful:
+            deadline, _, _, req = row
             if view.generated(req):
-                del self._hopeful[req]
                 continue
             left = (req.prompt_len - view.computed(req)) / self._rate
             if end + left > deadline:
-                del self._hopeful[req]
                 self._late[req.rid] = None
             else:
+                self._hopeful[req] = row
                 end += left
+        return len(self._late) > num_late
 
     def on_arrival(self, req: Request) -> None:
-        self._hopeful[req] = req.arrival + self._objectives.ttft(req)
+        self._hopeful[req] = req.arrival + self._objectives.ttft(req), req.arrival, req._entry, req
 
     def on_finish(self, req: Request) -> None:
         super().on_finish(req)

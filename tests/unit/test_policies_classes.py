@@ -50,6 +50,7 @@ OPTIONS = {
     "response_ratio_few": lambda: ResponseRatio(max_waiting=3, shared=8, piece=4),
     "response_ratio_many": lambda: ResponseRatio(shared=0, piece=4),
     "dfs_weight": lambda: DFSWeight(piece=4),
+    "dfs_weight_few": lambda: DFSWeight(piece=4, max_waiting=3),
 }
 INNER = {
     "sjf_fcfs": lambda: Colocation(SJF(), FCFS()),
@@ -454,7 +455,7 @@ def test_dfs_weight_goes_down_the_branch_that_most_wait_for():
         def cached_len(self, req):
             return 0 if req.rid == 5 else 16 * len(req.block_hashes)
 
-    order = [r.rid for r in DFSWeight().order(reversed(waiting), Look())]
+    order = [r.rid for r in DFSWeight().depth_first(reversed(waiting), Look())]
     assert order == [1, 4, 3, 0, 2, 5]
 
 
