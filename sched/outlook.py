@@ -47,7 +47,7 @@ class Outlook:
         """The greatest KV (tokens) that the batch, with `incoming` and without those, will hold (Past-Future, ASPLOS 2025,
         section 4; MC-SF, arXiv 2502.07115, section 4)."""
         left, held = self._columns(incoming, without)
-        order = np.argsort(-left, kind="stable")
+        order = np.argsort(-left)  # equals in any order: with the last of them the need is greatest
         need = np.cumsum(held[order]) + left[order] * np.arange(1, len(left) + 1)
         return float(need.max(initial=0.0))
 

@@ -37,6 +37,7 @@ class DRR(Sharing):
         self.output_price = output_price
         self._ring: list[Client] = []  # backlogged clients from the one whose turn it is
         self._open = False  # whether the first of them has been given its quantum of this turn
+        self._grants: dict[Client, float] = {}
 
     def prices(self, weight: float) -> tuple[float, float]:
         return exact(self.input_price), exact(self.output_price)
@@ -47,7 +48,10 @@ class DRR(Sharing):
 
     def grant(self, client: Client) -> float:
         """What `client` is given at its turn."""
-        return max(exact(self.quantum * client.weight), 2.0**-20)
+        grant = self._grants.get(client)
+        if grant is None:
+            grant = self._grants[client] = max(exact(self.quantum * client.weight), 2.0**-20)
+        return grant
 
     def credit(self, client: Client) -> float:
         """What `client` may still have in its turn; negative: its debt. `Client.adjusted` is what it was given."""
@@ -63,7 +67,8 @@ class DRR(Sharing):
             if self.credit(ring[0]) > 0.0:
                 return ring, [0] * len(ring)
             ring = [*ring[1:], ring[0]]
-        rounds = [max(int(-self.credit(c) // self.grant(c)) + 1, 1) for c in ring]
+        cost, grant = self.cost, self.grant
+        rounds = [max(int((cost(c) - c.adjusted) // grant(c)) + 1, 1) for c in ring]
         num = min(rounds)
         at = rounds.index(num)
         given = [num if place <= at else num - 1 for place in range(len(ring))]

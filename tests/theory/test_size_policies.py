@@ -5,6 +5,7 @@ A job of size S tokens is a request of n = S + 1 with free prefill, pause in pla
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable
 
 import numpy as np
@@ -14,6 +15,7 @@ from harness import Ask, Case, Result, play
 from lengthwise.engine.simulated.affine import Affine
 from lengthwise.sched import LengthDistribution, Policy
 from lengthwise.sched.policies import FCFS, HRRN, ISRTF, LAS, PSJF, SRPT, TRAIL, Gittins
+from lengthwise.sched.policies.gittins import AGES
 from lengthwise.sched.prediction import EDGES
 
 STEP = 1 / 1024  # s, exact in binary
@@ -133,6 +135,22 @@ def test_foreground_background_beats_fcfs_where_the_failure_rate_falls():
     assert mean["fb"] < 0.5 * mean["fcfs"]
     assert mean["fb"] <= 1.02 * mean["las 32"]
     assert mean["gittins"] == pytest.approx(mean["fb"], rel=0.1)
+
+
+@pytest.mark.parametrize("load", [0.7, 0.95])
+def test_gittins_of_a_falling_hazard_is_foreground_background_over_its_ages(load):
+    """Its rank rises from each age that it tells apart to the next, so that the path is that of their order alone."""
+    arrival, size, law = hyperexponential(7, 400, load)
+    none, policy = np.ones(len(size)), Gittins(8)
+
+    def cell(i: int, had: int, now: float, steps: int) -> float:
+        return bisect_right(AGES, had - had % 8)
+
+    ranks = law.gittins_ranks()[: bisect_right(AGES, int(size.max()) + 1)]
+    met = sorted({bisect_right(AGES, had - had % 8) - 1 for had in range(1, int(size.max()) + 1)})
+    assert np.all(np.diff([ranks[place] for place in met]) > 0)
+    got = np.array(through(policy, arrival, size, none, law, keep=False).finish)
+    np.testing.assert_allclose(got - arrival, serve_one(arrival, size, cell, always) - arrival, rtol=1e-9)
 
 
 @pytest.mark.parametrize("seed", range(3))
