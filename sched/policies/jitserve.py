@@ -61,9 +61,9 @@ class JITServe(Refreshed):
     def worth(self, req: Request, view: View) -> tuple[float, float]:
         out, end, ttft = self._terms.get(req.rid) or self._note(req)
         generated = view.generated(req)
-        left = max(out - generated, 1.0)
+        left = out - generated if out - generated > 1.0 else 1.0  # no calls of max: a refresh is of all who wait
         remaining = left * self._seconds
-        served = max(self._now - req.arrival, 0.0)  # s since arrival
+        served = self._now - req.arrival if self._now > req.arrival else 0.0  # s since arrival
         in_time = self._share(end, served + remaining)
         if ttft is None:
             gain = (req.prompt_len + self._decode_weight * out) * in_time
