@@ -17,6 +17,7 @@ from lengthwise.experiments.simulate import compose
 from lengthwise.sched import LengthDistribution, Request, Scheduler
 from lengthwise.sched.admission import Admission, FuturePeak, History, MaxTokens, Predicted, Quantile
 from lengthwise.sched.contract import check_policy, hostile, rehearse
+from lengthwise.sched.outlook import Outlook
 from lengthwise.sched.policies import FCFS, SJF, SRPT
 
 point = LengthDistribution.point
@@ -153,6 +154,39 @@ def test_the_outlook_is_the_future_step_by_step(seed):
     case = Case(asks, "srpt", pool=200, block_size=1, max_num_seqs=6, cost="even", keeps_kv=bool(seed % 2))
     play(case, watch=watch)
     assert checked[0] > (5 if seed else 50)
+
+
+class Looking(Outlook):
+    """Goes through everybody each time, as if it were told of nobody."""
+
+    def _keep_up(self):
+        members = self._ledger.running.members
+        for req in [r for r in self._rows if r not in members]:
+            self._drop(req)
+        for req in members:
+            if req not in self._rows:
+                self._add(req)
+            elif self._rows[req][1:] != (req._decode_from, req.prediction):
+                self._put(self._rows[req][0], req)
+
+
+@pytest.mark.parametrize("refine_every", [0, 3])
+def test_an_outlook_that_hears_who_changed_is_one_that_looks_at_all(refine_every):
+    """Row by row, in the same order, so that sums round alike; asked now and then."""
+    changed = 0
+    for seed in range(20):
+        rng, both = np.random.default_rng(seed), []
+
+        def watch(scheduler, plan, outcome, rng=rng, both=both):
+            if not both:
+                both += [kind(scheduler, lambda r, g: r.prediction.mean()) for kind in (Outlook, Looking)]
+            if rng.random() < 0.4:
+                heard, looked = both
+                assert heard.at_ends() == looked.at_ends() and heard._requests == looked._requests
+                np.testing.assert_array_equal(heard._ends[: len(heard._requests)], looked._ends[: len(heard._requests)])
+
+        changed += rehearse(SRPT(), hostile(rng, 40), watch=watch, refine_every=refine_every)[1].num_preemptions
+    assert changed > 20
 
 
 def test_blocks_are_counted_as_if_the_last_one_were_empty():
