@@ -461,8 +461,9 @@ def test_dfs_weight_goes_down_the_branch_that_most_wait_for():
 
 def test_dfs_weight_keeps_a_branch_together():
     """a, b and c are cached once one of each has run; then the most wanted goes first, whole."""
-    result = served("abcbcbcb", DFSWeight())
-    assert result == "abbbbccc"
+    groups = "abcbcbcb"
+    assert served(groups, DFSWeight()) == "abbbbccc"
+    assert served(groups, DFSWeight(max_waiting=0)) == groups  # more wait: first come, first served
 
 
 def test_response_ratio_ages_by_tokens_prefilled():

@@ -260,13 +260,16 @@ def test_andes_orders_by_gain_for_memory_only_when_memory_is_short():
     small, large = Request(0, 5.0, 100), Request(1, 4.0, 1000)
     view = Look(now=10.0)
     view.free_tokens = 500
-    andes.refresh(view)
+    assert not andes.refresh(view)  # keys are arrivals, as before
     assert andes.worth(large, view) < andes.worth(small, view)  # by arrival
     view.free_tokens = 90
-    andes.refresh(view)
+    assert andes.refresh(view)
     assert andes.worth(small, view) < andes.worth(large, view) < 0
     gain = andes.gain(small, 0, 5.0)
     assert andes.worth(small, view) == pytest.approx(-gain / 100)
+    view.free_tokens = 500
+    assert andes.refresh(view) and andes.worth(large, view) == 4.0  # keys are arrivals again
+    assert not andes.refresh(view)
 
 
 @pytest.mark.parametrize(
