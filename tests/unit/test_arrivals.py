@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
+from lengthwise.experiments.arrivals.borrowed import Borrowed
 from lengthwise.experiments.arrivals.burst import Burst
 from lengthwise.experiments.arrivals.deterministic import Deterministic
 from lengthwise.experiments.arrivals.gamma import Gamma
@@ -27,23 +28,27 @@ from lengthwise.experiments.arrivals.tidal import Tidal
 from lengthwise.experiments.arrivals.weibull import Weibull, weibull_cv, weibull_shape
 from lengthwise.experiments.dataset import Dataset
 from lengthwise.experiments.draw import Arrivals, draw, stream
+from lengthwise.experiments.nodes import make
 from lengthwise.experiments.simulate import simulate
 from lengthwise.experiments.workloads import table
 
 CONF = Path(importlib.util.find_spec("lengthwise").origin).parent / "conf" / "arrivals"  # type: ignore[union-attr, arg-type]
-ALL: list[Any] = [
-    Poisson(), Poisson(normalised=True), Gamma(cv=3.0), Gamma(cv=0.5), Gamma(cv=3.0, normalised=True), Deterministic(),
-    Burst(), Burst(size=7), Staged([{"rate": 1, "duration": 10}, {"rate": 0, "duration": 5}, {"rate": 4, "duration": 20}]),
-    Weibull(cv=3.0), Weibull(shape=2.0), Weibull(cv=0.5, normalised=True), Tidal(peak_over_trough=4.0, period=50.0),
-    Tidal(profile=[0, 0, 1, 3], period=20.0, phase=0.3, cv=3.0), Tidal(profile=[2.0], cv=2.0, gaps="weibull", phase=0.9),
-]  # fmt: skip
-SCALED = [a for a in ALL if not isinstance(a, (Staged, Tidal))]
-GROWING = [a for a in ALL if not getattr(a, "normalised", False)]
 
 
 def trace(*times: float) -> Dataset:
     n = len(times)
     return Dataset("trace", np.arange(1, n + 1), np.arange(1, n + 1), "t", "s", "l", arrival=np.array(times, dtype=float))
+
+
+ALL: list[Any] = [
+    Poisson(), Poisson(normalised=True), Gamma(cv=3.0), Gamma(cv=0.5), Gamma(cv=3.0, normalised=True), Deterministic(),
+    Burst(), Burst(size=7), Staged([{"rate": 1, "duration": 10}, {"rate": 0, "duration": 5}, {"rate": 4, "duration": 20}]),
+    Weibull(cv=3.0), Weibull(shape=2.0), Weibull(cv=0.5, normalised=True), Tidal(peak_over_trough=4.0, period=50.0),
+    Tidal(profile=[0, 0, 1, 3], period=20.0, phase=0.3, cv=3.0), Tidal(profile=[2.0], cv=2.0, gaps="weibull", phase=0.9),
+    Borrowed(trace(3, 4, 4, 9, 10)), Borrowed(trace(*range(40), 90), normalised=True),
+]  # fmt: skip
+SCALED = [a for a in ALL if not isinstance(a, (Staged, Tidal))]
+GROWING = [a for a in ALL if not getattr(a, "normalised", False)]
 
 
 @pytest.mark.parametrize("arrivals", ALL, ids=lambda a: str(a)[:48])
@@ -99,7 +104,8 @@ def test_a4_a_stage_of_rate_zero_is_silent() -> None:
 
 
 def test_a5_normalised_is_exact_and_named() -> None:
-    for process in (Poisson(normalised=True), Gamma(cv=3.0, normalised=True), Weibull(cv=3.0, normalised=True)):
+    borrowed = Borrowed(trace(0, 1, 1, 7), normalised=True)
+    for process in (Poisson(normalised=True), Gamma(cv=3.0, normalised=True), Weibull(cv=3.0, normalised=True), borrowed):
         times = process.times(3000, 5.0, stream(0, "arrivals"))
         assert len(times) == 3000 and times[-1] <= 600.0
         assert process.describe()["process"].endswith(", normalised")
@@ -153,6 +159,51 @@ def test_a6_the_rate_of_a_rescaled_replay_is_that_of_the_requests_that_count() -
     short, long = (draw(trace(*times), Replay(rescale=True), 50, 4.0, 0, extra=extra) for extra in (0, 50))
     assert long.notes["arrivals"]["rate"] == pytest.approx(4.0) and len(long) == 100
     assert long.arrival[:50].tolist() == short.arrival.tolist() and long.arrival[-1] == pytest.approx(540 / 4)
+
+
+def test_borrowed_gaps_come_in_their_order_from_where_the_seed_says() -> None:
+    """Gaps 1, 3 and 2 s, at 0.5 requests/s as they are; after the last the first; every place is begun at by some seed."""
+    borrowed = Borrowed(trace(10, 11, 14, 16))
+    seen = {tuple(np.diff(borrowed.times(6, 0.5, stream(seed, "arrivals")), prepend=0.0).round(9)) for seed in range(30)}
+    assert seen == {(1, 3, 2, 1, 3, 2), (3, 2, 1, 3, 2, 1), (2, 1, 3, 2, 1, 3)}
+    assert borrowed.times(3, 1.0, stream(0, "arrivals"))[-1] == pytest.approx(3.0)  # all gaps once: at the rate exactly
+    got = borrowed.describe()
+    assert (got["trace"], got["num_gaps"]) == ("trace", 3) and got["cv"] == pytest.approx((2 / 3) ** 0.5 / 2)
+    assert repr(borrowed) == "Borrowed(normalised=False)"
+
+
+def test_borrowed_gaps_serve_another_workload_and_its_rows_are_drawn_as_ever() -> None:
+    data = replace(trace(*range(60)), arrival=None)
+    a, b = (draw(data, arrivals, 50, 2.0, 4) for arrivals in (Borrowed(trace(0, 0, 5)), Poisson()))
+    assert a.rows.tolist() == b.rows.tolist() and set(np.diff(a.arrival).round(9)) == {0.0, 1.0}
+    assert a.notes["arrivals"]["asked_rate"] == 2.0 and a.notes["arrivals"]["trace"] == "trace"
+
+
+@pytest.mark.parametrize("times", [None, (1.0,), (2.0, 2.0, 2.0)])
+def test_borrowed_wants_gaps(times: Any) -> None:
+    data = trace(1, 2) if times is None else trace(*times)
+    with pytest.raises(ValueError, match="trace has no two arrival times"):
+        Borrowed(replace(data, arrival=None) if times is None else data)
+
+
+def test_borrowed_from_a_trace_that_is_not_there_says_what_is_missing(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setenv("LENGTHWISE_DATA", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    node = OmegaConf.load(CONF / "borrowed.yaml")
+    node.workload.limit = 17  # a node of its own: what has been loaded is kept
+    with pytest.raises(FileNotFoundError, match=r"Azure 2023 conv trace.*azure_llm_2023_conv\.csv.*LENGTHWISE_DATA"):
+        make(OmegaConf.to_container(node))
+
+
+@pytest.mark.data
+def test_borrowed_from_the_chat_trace() -> None:
+    try:
+        borrowed = make(OmegaConf.to_container(OmegaConf.load(CONF / "borrowed.yaml")))
+    except FileNotFoundError as error:
+        pytest.skip(str(error))
+    got = describe_arrivals(borrowed.times(19_365, 5.0, stream(0, "arrivals")))
+    assert borrowed.describe()["num_gaps"] == 19_365 and borrowed.describe()["cv"] == pytest.approx(got["gap_cv"], rel=0.01)
+    assert got["rate"] == pytest.approx(5.0, rel=0.01)
 
 
 def test_replay_keeps_file_order_and_needs_times() -> None:
@@ -304,8 +355,13 @@ def test_stages_are_checked(stages: Any) -> None:
 
 
 @pytest.mark.parametrize("node", sorted(path.stem for path in CONF.glob("*.yaml")))
-def test_every_node_makes_arrivals_that_describe_themselves(node: str) -> None:
-    made = instantiate(OmegaConf.load(CONF / f"{node}.yaml"))
+def test_every_node_makes_arrivals_that_describe_themselves(node: str, tmp_path: Path) -> None:
+    config = OmegaConf.load(CONF / f"{node}.yaml")
+    if node == "borrowed":  # of a trace of three rows
+        config.workload.path = str(tmp_path / "trace.csv")
+        rows = ("TIMESTAMP,ContextTokens,GeneratedTokens", *(f"2023-11-16 18:15:{s},5,7" for s in ("46.6805900", "50", "51.5")))
+        Path(config.workload.path).write_text("\n".join(rows) + "\n")
+    made = instantiate(config)
     assert type(made).__module__ == f"lengthwise.experiments.arrivals.{node}"
     data = replace(trace(*range(50)), columns={"session": np.arange(50) // 4, "turn": np.arange(50) % 4})
     workload = draw(data, made, 40, None if node in ("replay", "closed_loop") else 2.0, 0)
