@@ -8,7 +8,8 @@ ttft            first generated token - arrival
 itl             gaps between successive tokens of a request, token-weighted, without the first (see recorder.py)
 tpot            (last - first token) / (n - 1) per request; undefined for n <= 1, left out and counted
 e2e             last token - arrival;  normalised_latency = e2e / n;  wait = first scheduled - arrival (queueing time)
-slowdown        e2e / e2e alone on an idle engine, from the cost model
+slowdown        e2e / e2e alone on an idle engine, from the cost model;  slowdown_d1_mean .. slowdown_d10_mean: by decile of the
+                output length, d1 the shortest tenth (lengths that are equal stay together)
 wait_share      waiting before first scheduled / e2e, both summed: the head-of-line waiting share
 goodput_rps     requests per second that meet every SLO they have
 attainment      met / (finished + failed + timed out + rejected + cut-off ones that have already missed an SLO)
@@ -35,7 +36,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from .histogram import Histogram
 from .latencies import OPEN, Idle, Sample, is_status, samples, tokens_inside
-from .starvation import Overtakes, jain
+from .starvation import Overtakes, by_decile, jain
 from .statistics import QUANTILES, quantile
 from .windows import Window
 
@@ -124,6 +125,7 @@ def measure(
     out = Measured({}, {})
     found = samples(counted, run_end, idle)
     _latencies(out, found, itl)
+    _by_size(out, counted, found.get("slowdown"))
     _counts(out, counted, found, fallback if fallback is None else fallback[inside])
     _after_arrivals(out, counted, found["e2e"], float(requests["arrival"].max()) if len(requests) else math.inf)
     _throughput(out, requests, window, seconds, run_end, totals)
@@ -163,6 +165,20 @@ def _latencies(out: Measured, found: Mapping[str, Sample], itl: Histogram | None
     for label in QUANTILES:
         q = gaps.quantile(label)
         out.put(f"itl_{label}", q.value, q.flag)
+
+
+def _by_size(out: Measured, counted: pd.DataFrame, slowdown: Sample | None) -> None:
+    means: dict[int, float] = {}
+    why = "no cost model to tell the latency on an idle engine"
+    if slowdown is not None:
+        num_open = int(slowdown.open.sum())
+        why = f"{num_open} of {len(slowdown.open)} have not ended" if num_open else "no request of this decile"
+        if not num_open:
+            table = by_decile(slowdown.values, counted["output_len"].to_numpy(np.float64)[slowdown.rows])
+            means = dict(zip(table["decile"].astype(int), table["mean"], strict=True))
+    for decile in range(1, 11):
+        mean = means.get(decile)
+        out.put(f"slowdown_d{decile}_mean", None if mean is None else float(mean), why if mean is None else None)
 
 
 def _counts(out: Measured, counted: pd.DataFrame, found: Mapping[str, Sample], fallback: Mask | None) -> None:

@@ -357,3 +357,23 @@ def test_jain_is_one_for_one_client_and_less_for_unequal_ones():
     other = table(client=["a", "b"], first_token=[1.0, 9.0], finish=[2.0, 10.0])
     assert measure(same).metrics["jain"] == 1.0
     assert measure(other).metrics["jain"] == pytest.approx((0.5 + 0.1) ** 2 / (2 * (0.25 + 0.01)))
+
+
+def test_slowdown_by_decile_of_the_output_length():
+    """Ten requests of 1 to 10 tokens that come at 0 and end at 10 s, alone 1 s a token: slowdowns 10, 5, ..., 1."""
+    lens = np.arange(1, 11)
+    rows = table(output_len=lens, first_token=np.full(10, 5.0), finish=np.full(10, 10.0))
+    m = measure(rows, idle=lambda prompt, output: output.astype(float)).metrics
+    assert [m[f"slowdown_d{k}_mean"] for k in range(1, 11)] == pytest.approx((10 / lens).tolist())
+    two = table(output_len=[1, 1, 2, 2], first_token=[1.0, 1.0, 1.0, 1.0], finish=[2.0, 4.0, 2.0, 4.0])
+    found = measure(two, idle=lambda prompt, output: output.astype(float))
+    values = [found.metrics[f"slowdown_d{k}_mean"] for k in range(1, 11)]
+    assert [v for v in values if v is not None] == [3.0, 1.5]  # equal lengths stay together
+    assert found.flags["slowdown_d2_mean"] == "no request of this decile"
+
+
+def test_slowdown_by_decile_hides_nobody_who_has_not_ended():
+    rows = table(output_len=[1, 2], status=["finished", "unfinished"], first_token=[1.0, 1.0], finish=[2.0, NAN])
+    found = measure(rows, run_end=9.0, idle=lambda prompt, output: output.astype(float))
+    assert found.metrics["slowdown_d1_mean"] is None and found.flags["slowdown_d1_mean"] == "1 of 2 have not ended"
+    assert measure(rows, run_end=9.0).flags["slowdown_d1_mean"].startswith("no cost model")
