@@ -19,7 +19,7 @@ from typing import Any
 import lengthwise
 
 VOLATILE = (  # where results go, how they are shown and what they are wanted for, not what they are
-    "out", "name", "check", "exclude", "figure", "wandb", "study", "tune",
+    "out", "name", "check", "exclude", "figure", "figures", "table", "wandb", "study", "tune",
     "target", "artefact", "artefacts", "engine", "settings",  # stand in the nodes that read them
 )  # fmt: skip
 PACKAGE = Path(lengthwise.__file__).parent
@@ -36,7 +36,7 @@ READERS = frozenset(  # modules of experiments/ that start cells or read their r
         "prepare", "estimates",
         "probe_app", "probe_train", "probes", "profile", "profile_app", "profile_fit", "progress", "ranges", "report",
         "regret", "serve_app", "serve_cell", "simulate", "size", "stability", "stored", "study", "sweep", "table",
-        "taken", "label_budget",
+        "table_tails", "taken", "label_budget",
         "token_cost", "trace_summary", "tracking", "train", "train_app", "train_report", "train_table",
         "tune", "tune_report", "validate",
         "validate_app", "validate_engine",

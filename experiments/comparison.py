@@ -1,4 +1,5 @@
-"""Compare the schedules of a study: paired differences to FCFS, share of the gap to the oracle closed, pooled percentiles.
+"""Compare the schedules of a study: paired differences to FCFS, share of the gap to the oracle closed, pooled percentiles, who
+waited and what it cost.
 
 A point is one setting at one load; within it all schedules saw the same arrivals, prompts and lengths, seed by seed.
 Percentiles are of the requests of all seeds together, never means of percentiles. What is missing is counted, never filled in.
@@ -15,7 +16,7 @@ import numpy as np
 import pandas as pd
 
 from .latencies import Sample, samples
-from .load_runs import OK, Cell, load_runs, marks, num_requests, read_requests, run_end, window_of
+from .load_runs import OK, Cell, load_runs, marks, num_plans, num_requests, read_requests, run_end, window_of
 from .statistics import gap_closed, quantile
 from .statistics import paired as paired_over_seeds
 
@@ -24,6 +25,9 @@ SCHEDULE = ("policy", "predictor")
 VARIANT = ("refine", "batching", "kv", "preemption", "admission", "victim")  # of a schedule's name where they tell two apart
 SERIES = ("e2e", "ttft", "tpot", "normalised_latency")
 POOLED = (*SERIES, "wait")
+PERCENTILES = ("p50", "p99", "p999")
+MEANS = ("slowdown_mean", *(f"slowdown_d{k}_mean" for k in range(1, 11)), "jain", "recompute_tax", "kv_use_mean")
+CLOCKED = ("overhead_us",)  # measured by a clock: another number each time
 COLUMNS = (
     "arrival", "first_scheduled", "first_token", "finish", "ended", "prompt_len", "output_len", "max_new_tokens", "status",
 )  # fmt: skip
@@ -40,7 +44,8 @@ def paired(runs: pd.DataFrame) -> pd.DataFrame:
 
     Columns: SETTING fields, setting_name, load, rate (1/s), policy, predictor, variant, is_oracle, num_seeds, num_cells, absent
     ("seed: status"); of mean E2E over common seeds: difference to FCFS (s), ratio to FCFS, each with _low and _high (95 %) and
-    difference_seeds; gap_closed, gap_closed_low, gap_closed_high, gap_note (why there is no number).
+    difference_seeds; gap_closed, gap_closed_low, gap_closed_high, gap_note (why there is no number); regret: the ratio to the
+    same policy with the oracle, less 1, with _low and _high.
     """
     keys = (*SETTING, "load", *SCHEDULE, *VARIANT)
     runs = runs.reindex(columns=list(dict.fromkeys((*runs.columns, *keys, "rate", SCORE))))
@@ -74,7 +79,7 @@ def paired(runs: pd.DataFrame) -> pd.DataFrame:
                 }
             )
     table = pd.DataFrame(rows)
-    numbers = [f"{name}{end}" for name in ("difference", "ratio", "gap_closed") for end in ("", "_low", "_high")]
+    numbers = [f"{name}{end}" for name in ("difference", "ratio", "gap_closed", "regret") for end in ("", "_low", "_high")]
     return table.astype(dict.fromkeys(numbers, np.float64))
 
 
@@ -100,11 +105,12 @@ def with_setting_names(frame: pd.DataFrame) -> pd.DataFrame:
 
 def compare(cells: Sequence[Cell]) -> pd.DataFrame:
     """`paired`, and what the cells measured: num_requests (a cell), num_counted, num_unfinished, num_rejected, num_censored
-    (pooled); {series}_{mean,p50,p99} (s; s a token), {series}_{p50,p99}_open: only known to be at least that, of POOLED;
-    goodput_rps (mean over seeds), attainment (pooled), attainment_n, wait_share (of E2E, mean over seeds), max_wait (s),
-    max_wait_open,
-    horizon (s), load_least and load_greatest (achieved by a seed's arrivals), num_after_arrivals (pooled) and
-    after_arrivals_share (the greatest of the seeds; see metrics.py), marks. Reads requests.parquet."""
+    (pooled); {series}_{mean,p50,p99,p999} of SERIES and wait (s; s a token), {series}_{p50,p99,p999}_open: only known to be at
+    least that; goodput_rps and those of MEANS (mean over seeds), attainment (pooled), attainment_n, wait_share (of E2E, mean
+    over seeds), max_wait (s), max_wait_open, overtaking_max (the greatest of the seeds), preemptions_per_request, horizon (s),
+    load_least and load_greatest (achieved by a seed's arrivals), num_after_arrivals (pooled) and after_arrivals_share (the
+    greatest of the seeds; see metrics.py), marks, and CLOCKED: overhead_us, CPU of the whole loop per plan, microseconds. Reads
+    requests.parquet."""
     table = paired(load_runs(list(cells)))
     extra = [_measured([cells[i] for i in index]) for index in table["cells"]]
     return pd.concat([table.drop(columns="cells"), pd.DataFrame(extra)], axis=1)
@@ -125,7 +131,8 @@ def _measured(cells: Sequence[Cell]) -> dict[str, Any]:
     ):
         row[key] = int(sum(cell.metrics.get(key) or 0 for cell in done))
     row |= _pooled(done)
-    row["goodput_rps"] = _over([cell.metrics.get("goodput_rps") for cell in done], np.mean)
+    for key in ("goodput_rps", *MEANS):
+        row[key] = _over([cell.metrics.get(key) for cell in done], np.mean)
     row["attainment"] = row["num_met"] / row["attainment_n"] if row["attainment_n"] else np.nan
     row["wait_share"] = _over([cell.metrics.get("wait_share") for cell in done], np.mean)
     row["after_arrivals_share"] = _over([cell.metrics.get("after_arrivals_share") for cell in done], np.max)
@@ -133,6 +140,10 @@ def _measured(cells: Sequence[Cell]) -> dict[str, Any]:
     row["load_least"], row["load_greatest"] = _over(achieved, np.min), _over(achieved, np.max)
     row["max_wait"] = _over([cell.metrics.get("max_wait") for cell in done], np.max)
     row["max_wait_open"] = any(str(((cell.summary or {}).get("flags") or {}).get("max_wait")).startswith(">=") for cell in done)
+    row["overtaking_max"] = _over([cell.metrics.get("overtaking_max") for cell in done], np.max)
+    preempted = [cell.metrics.get("preemptions") for cell in done]
+    row["preemptions_per_request"] = _over(preempted, np.sum) / row["num_counted"] if row["num_counted"] else np.nan
+    row["overhead_us"] = _over([_overhead_us(cell) for cell in done], np.mean)
     row["horizon"] = _over([((cell.summary or {}).get("window") or {}).get("horizon") for cell in done], np.mean)
     found = merge_marks(mark for cell in done for mark in marks(cell))
     if len({cell.fields.get("seed") for cell in done}) < len(done):
@@ -145,6 +156,13 @@ def _achieved_load(cell: Cell) -> float | None:
     """The load that the counted arrivals came to; None where it is not known."""
     load, rate, achieved = cell.fields.get("load"), cell.fields.get("rate"), cell.metrics.get("arrival_rps")
     return load * achieved / rate if load and rate and achieved else None
+
+
+def _overhead_us(cell: Cell) -> float | None:
+    """CPU microseconds of the loop per plan; None where it was not measured."""
+    volatile = (cell.summary or {}).get("volatile") or {}
+    cpu = volatile.get("simulate_cpu", volatile.get("host_seconds"))
+    return None if cpu is None else 1e6 * cpu / max(num_plans(cell), 1)
 
 
 def mark_kind(mark: str) -> str:
@@ -165,7 +183,7 @@ def merge_marks(marks: Iterable[str]) -> list[str]:
 
 
 def _pooled(cells: Sequence[Cell]) -> dict[str, Any]:
-    """Mean, P50, P99 over the counted requests of all cells; no mean where one has not ended."""
+    """Mean, P50, P99, P99.9 over the counted requests of all cells; no mean where one has not ended."""
     parts: dict[str, list[Sample]] = {name: [] for name in POOLED}
     for cell in cells:
         requests = read_requests(cell.folder, COLUMNS)
@@ -178,7 +196,7 @@ def _pooled(cells: Sequence[Cell]) -> dict[str, Any]:
         values = np.concatenate([sample.values for sample in part]) if part else np.empty(0)
         is_open = np.concatenate([sample.open for sample in part]) if part else np.empty(0, dtype=np.bool_)
         row[f"{name}_mean"] = float(values.mean()) if values.size and not is_open.any() else np.nan
-        for label in ("p50", "p99"):
+        for label in PERCENTILES:
             found_quantile = quantile(values, label, is_open)
             row[f"{name}_{label}"] = np.nan if found_quantile.value is None else found_quantile.value
             row[f"{name}_{label}_open"] = found_quantile.lower_bound
@@ -192,10 +210,16 @@ def _over(values: Sequence[float | None], join: Callable[[Any], Any]) -> float:
 
 
 def _against(schedule: Key, groups: Mapping[Key, pd.DataFrame]) -> dict[str, Any]:
-    """The paired difference and ratio to FCFS, and the share of the gap between FCFS and the same policy with the oracle."""
-    names = ("difference", "ratio", "gap_closed")
+    """The paired difference and ratio to FCFS, the share of the gap between FCFS and the same policy with the oracle, and the
+    regret to that oracle."""
+    names = ("difference", "ratio", "gap_closed", "regret")
     row: dict[str, Any] = {f"{name}{end}": np.nan for name in names for end in ("", "_low", "_high")}
     row |= {"difference_seeds": 0, "gap_note": ""}
+    oracle = _closest(schedule, [other for other in groups if other[0] == schedule[0] and other[1] == "oracle"])
+    if oracle is not None and schedule[1] not in ("oracle", "none"):
+        regret = paired_over_seeds(_log(_scores(groups[schedule])), _log(_scores(groups[oracle])))
+        for end, x in (("", regret.mean), ("_low", regret.low), ("_high", regret.high)):
+            row[f"regret{end}"] = np.nan if x is None else math.expm1(x)
     base = _closest(schedule, [other for other in groups if other[0] == "fcfs"])
     if base is None:
         return row | {"gap_note": "no FCFS"}
@@ -208,7 +232,6 @@ def _against(schedule: Key, groups: Mapping[Key, pd.DataFrame]) -> dict[str, Any
         return row | {"gap_note": "no common seed"}
     row |= {"difference": difference.mean, "difference_low": difference.low, "difference_high": difference.high}
     row |= {f"ratio{end}": _exp(x) for end, x in (("", ratio.mean), ("_low", ratio.low), ("_high", ratio.high))}
-    oracle = _closest(schedule, [other for other in groups if other[0] == schedule[0] and other[1] == "oracle"])
     if oracle is None:
         return row | {"gap_note": "no oracle"}
     gap = gap_closed(fcfs, own, _scores(groups[oracle]))

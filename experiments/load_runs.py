@@ -183,6 +183,11 @@ def num_requests(cell: Cell) -> int:
     return int(cell.fields.get("num_requests") or cell.metrics.get("num_counted") or 0)
 
 
+def num_plans(cell: Cell) -> int:
+    """Plans that the scheduler of a complete cell made; one may stand for many equal steps."""
+    return int(pq.read_metadata(cell.folder / "steps.parquet").num_rows)
+
+
 def marks(cell: Cell) -> list[str]:
     """What the cell's provenance warns of: transfer of a predictor, results outside the cost model's range, ..."""
     found = cell.provenance.get("marks") or ()

@@ -1,4 +1,4 @@
-"""The end of a study: one table on the terminal and in files, one figure, and what everything rests on.
+"""The end of a study: one table on the terminal and in files, its figures, and what everything rests on.
 
 Everything is read back from the cells' files, so that a second run that computes nothing shows the same.
 """
@@ -13,12 +13,13 @@ from typing import Any
 
 import pandas as pd
 
-from .comparison import compare
-from .figures.main import config_hash, default_draw, draw_figure
+from .comparison import CLOCKED, SCHEDULE, compare
+from .figures.main import config_hash, default_draw, draw_figure, further_figures, only_cells
 from .figures.style import NothingToDraw
 from .jsonable import jsonable
 from .load_runs import OK, Cell, read_cells
-from .table import WIDTH, Line, markdown, page, wrap
+from .table import MAIN, WIDTH, Line, markdown, page, wrap
+from .table_tails import MOST, TAILS, by_mean
 from .tracking import mirror
 
 MODES = ("offline", "online", "off")
@@ -30,35 +31,47 @@ FACTS = {  # what the heading tells of each cell's provenance
 
 
 def finish(study_folder: Path, cells: Sequence[Mapping[str, Any]], cfg: Mapping[str, Any]) -> None:
-    """Print the comparison of a finished study, write table.csv, table.md, study.json and its figure, mirror it to W&B.
+    """Print the comparison of a finished study, write table.csv, table.md, study.json and its figures, mirror it to W&B.
 
     cells: manifest rows {cell, hash, status, folder, fields}; those without a result become marked gaps. cfg: reads `name`,
-    `figure` (a node of conf/figure; the quickstart figure without one) and `wandb` (offline | online | off). Adds files to
-    `study_folder`. Raises ValueError on another `wandb`; whatever goes wrong in W&B is told in one line and loses nothing.
+    `figure` (a node of conf/figure; the quickstart figure without one), `figures` (see `further_figures`), `table` (short, or
+    long: sorted, with a second page, and overhead.csv, which a clock measured) and `wandb` (offline | online | off). Adds files
+    to `study_folder`. Raises ValueError on another `wandb`; whatever goes wrong in W&B is told in one line and loses nothing.
     """
     mode = cfg.get("wandb") or "offline"
     if mode not in MODES:
         raise ValueError(f"wandb={mode!r}: choose {', '.join(MODES)}")
     name = str(cfg.get("name") or study_folder.name)
     found = read_cells(study_folder, cells)
-    table = compare(found)
+    whole = compare(found)
+    is_long = cfg.get("table") == "long"
+    whole = by_mean(whole) if is_long else whole
+    forms, most = ((MAIN, TAILS), MOST) if is_long else ((MAIN,), None)
+    table = whole.drop(columns=list(CLOCKED))
     head = heading(name, found, table)
-    show([*head, *page(table)])
-    table.to_csv(study_folder / "table.csv", index=False, float_format="%.10g", lineterminator="\n")
+    show([*head, *(line for form in forms for line in page(whole, form, most))])
+    _to_csv(table, study_folder / "table.csv")
     text = "\n".join("".join(part for part, _ in line) for line in head)
-    (study_folder / "table.md").write_text(f"{markdown(table)}\n```text\n{text}\n```\n")
+    (study_folder / "table.md").write_text("\n".join(markdown(whole, form) for form in forms) + f"\n```text\n{text}\n```\n")
     (study_folder / "study.json").write_text(json.dumps(record(name, found, table), indent=1, allow_nan=False) + "\n")
-    figure, draw = default_draw(cfg.get("figure"))
-    try:
-        files = draw_figure(draw, found, study_folder / figure)
-    except NothingToDraw as error:
-        files = []
-        show([[("", "")], *([(text, "")] for text in wrap(f"no figure {figure}: {error}"))])
-    written = ["table.csv", "table.md", "study.json", *(file.name for file in files)]
+    written = ["table.csv", "table.md", "study.json"]
+    if is_long:
+        _to_csv(whole[["setting_name", "load", "rate", *SCHEDULE, "variant", *CLOCKED]], study_folder / "overhead.csv")
+        written.append("overhead.csv")
+    for figure, draw, only in [(*default_draw(cfg.get("figure")), None), *further_figures(cfg.get("figures"))]:
+        try:
+            files = draw_figure(draw, only_cells(found, only), study_folder / figure)
+            written += [file.name for file in files]
+        except NothingToDraw as error:
+            show([[("", "")], *([(text, "")] for text in wrap(f"no figure {figure}: {error}"))])
     show([[("", "")], *([(text, "")] for text in wrap(f"written to {study_folder}: {', '.join(written)}"))])
     if mode != "off":
         told = mirror(study_folder, found, mode=mode)
         show([[(text, "red" if told["error"] else "dim")] for text in wrap(_mirrored(told, mode))])
+
+
+def _to_csv(frame: pd.DataFrame, path: Path) -> None:
+    frame.to_csv(path, index=False, float_format="%.10g", lineterminator="\n")
 
 
 def heading(name: str, cells: Sequence[Cell], table: pd.DataFrame) -> list[Line]:

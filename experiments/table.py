@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
@@ -14,6 +15,7 @@ from .comparison import SERIES, mark_kind, merge_marks, rates_apart
 
 Line = list[tuple[str, str]]  # (text, rich style)
 Row = list[list[str]]  # groups of cells
+Groups = tuple[tuple[str, tuple[str, ...]], ...]  # (heading, names of its columns)
 
 SCALE = {"e2e": 1.0, "ttft": 1.0, "tpot": 1e3, "normalised_latency": 1e3}
 PARTS = ("mean", "p50", "p99")
@@ -43,19 +45,42 @@ LEGEND = (
 )
 
 
-def page(frame: pd.DataFrame) -> list[Line]:
-    """The blocks as lines of (text, style), at most WIDTH wide where names are not very long."""
-    blocks = [
-        (title, [render(row, note) for row, note in rows], styles, notes) for title, rows, styles, notes in _blocks(frame)
-    ]
-    widths = _widths([row for _, rows, _, _ in blocks for row in rows])
-    top, names = _header(widths)
+@dataclass(frozen=True)
+class Form:
+    """What a page shows of each row: render(row, footnote mark) gives its cells by group. legend: what the columns mean."""
+
+    groups: Groups
+    render: Callable[[Any, str], Row]
+    legend: tuple[str, ...]
+
+
+def page(frame: pd.DataFrame, form: Form | None = None, most: int | None = None) -> list[Line]:
+    """The blocks as lines of (text, style), at most WIDTH wide where names are not very long. form: its columns; by default the
+    common ones. most: rows of a block without a part of an oracle; beside them FCFS and the best oracle. What is left out is
+    counted."""
+    form = form or MAIN
+    blocks = []
+    for title, rows, styles, notes in _blocks(frame):
+        kept = list(range(len(rows))) if most is None else _first([row for row, _ in rows], most)
+        shown = [(form.render(*rows[k]), styles[k]) for k in kept]
+        told = [note for k in kept if rows[k][1] for note in notes if note.startswith(rows[k][1].strip() + " ")]
+        blocks.append((title, shown, told, len(rows) - len(kept)))
+    widths = _widths([row for _, rows, _, _ in blocks for row, _ in rows], form.groups)
+    top, names = _header(widths, form.groups)
     lines: list[Line] = []
-    for title, rows, styles, notes in blocks:
+    for title, shown, notes, left in blocks:
         lines += [[("", "")], *([(text, "bold cyan")] for text in wrap(title)), [(top, "dim")], [(names, "dim")]]
-        lines += [[(_line(row, widths), style)] for row, style in zip(rows, styles, strict=True)]
+        lines += [[(_line(row, widths), style)] for row, style in shown]
+        lines += [[(f"... and {left} more, see table.md", "dim")]] if left else []
         lines += [[(text, "red")] for note in notes for text in wrap("  " + note)]
-    return [*lines, [("", "")], *([(text, "dim")] for entry in LEGEND for text in wrap(entry))]
+    return [*lines, [("", "")], *([(text, "dim")] for entry in form.legend for text in wrap(entry))]
+
+
+def _first(rows: Sequence[Any], most: int) -> list[int]:
+    """Positions of the first `most` rows that no oracle had a part in, of FCFS and of the first oracle."""
+    oracles = [k for k, row in enumerate(rows) if row["is_oracle"]]
+    others = [k for k in range(len(rows)) if k not in oracles]
+    return sorted({*others[:most], *oracles[:1], *(k for k in others if rows[k]["policy"] == "fcfs")})
 
 
 def wrap(text: str) -> list[str]:
@@ -63,18 +88,19 @@ def wrap(text: str) -> list[str]:
     return textwrap.wrap(text, WIDTH, subsequent_indent="    ", drop_whitespace=True, replace_whitespace=False)
 
 
-def markdown(frame: pd.DataFrame) -> str:
+def markdown(frame: pd.DataFrame, form: Form | None = None) -> str:
     """The blocks as Markdown tables; mean, P50 and P99 share a column."""
-    heads = [" ".join(part for part in (top, " / ".join(names)) if part.strip()) for top, names in GROUPS[1:]]
+    form = form or MAIN
+    heads = [" ".join(part for part in (top, " / ".join(names)) if part.strip()) for top, names in form.groups[1:]]
     heads = ["schedule", *(head.replace(" (s) (s)", " (s)").strip() for head in heads)]
     parts = []
     for title, rows, _, notes in _blocks(frame):
         lines = [f"**{title}**", "", "| " + " | ".join(heads) + " |", "| :-- |" + " --: |" * (len(heads) - 1)]
         for row, note in rows:
-            cells = render(row, note)
+            cells = form.render(row, note)
             lines.append("| " + " | ".join([" ".join(cells[0]).strip(), *(" / ".join(group) for group in cells[1:])]) + " |")
         parts.append("\n".join([*lines, *(f"\n{note}" for note in notes)]))
-    return "\n\n".join([*parts, "\n".join(f"- {text.replace('* reads', '`*` reads')}" for text in LEGEND)]) + "\n"
+    return "\n\n".join([*parts, "\n".join(f"- {text.replace('* reads', '`*` reads')}" for text in form.legend)]) + "\n"
 
 
 def number(value: float) -> str:
@@ -93,7 +119,6 @@ def number(value: float) -> str:
 def render(row: Any, note: str = "") -> Row:
     """The cells of one row of `compare`, by group."""
     few = "~" if row["num_counted"] < ENOUGH else ""
-    name = f"{row['predictor']}{'*' if row['is_oracle'] else ''} {row['variant']}".strip() + note
     series = {}
     for key in SERIES:
         cells = [(">" if row.get(f"{key}_{part}_open") else "") + number(row[f"{key}_{part}"] * SCALE[key]) for part in PARTS]
@@ -108,10 +133,15 @@ def render(row: Any, note: str = "") -> Row:
     waits += few if waits != "-" else ""
     met = "-" if math.isnan(row["attainment"]) else f"{100 * row['attainment']:.1f}%"
     return [
-        [str(row["policy"]), name], series["e2e"], [change], [gap], series["ttft"], series["tpot"],
+        names_of(row, note), series["e2e"], [change], [gap], series["ttft"], series["tpot"],
         series["normalised_latency"], [number(row["goodput_rps"])], [met],
         [waits, (">" if row["max_wait_open"] else "") + number(row["max_wait"])],
     ]  # fmt: skip
+
+
+def names_of(row: Any, note: str = "") -> list[str]:
+    """Policy and predictor, marked where it reads the true lengths, with what else tells the schedule apart."""
+    return [str(row["policy"]), f"{row['predictor']}{'*' if row['is_oracle'] else ''} {row['variant']}".strip() + note]
 
 
 def interval(bounds: Sequence[float], show: Callable[[float], str]) -> str:
@@ -190,18 +220,18 @@ def _achieved(block: pd.DataFrame) -> str:
     return f" (achieved {low:.2f} to {high:.2f})"
 
 
-def _widths(rows: Sequence[Row]) -> list[list[int]]:
+def _widths(rows: Sequence[Row], groups: Groups) -> list[list[int]]:
     return [
         [max([len(name), *(len(row[g][k]) for row in rows)]) for k, name in enumerate(names)]
-        for g, (_, names) in enumerate(GROUPS)
+        for g, (_, names) in enumerate(groups)
     ]
 
 
-def _header(widths: list[list[int]]) -> tuple[str, str]:
-    for (top, _), group in zip(GROUPS, widths, strict=True):
+def _header(widths: list[list[int]], groups: Groups) -> tuple[str, str]:
+    for (top, _), group in zip(groups, widths, strict=True):
         group[-1] += max(0, len(top) - (sum(group) + len(group) - 1))
-    tops = [top.center(sum(group) + len(group) - 1) for (top, _), group in zip(GROUPS, widths, strict=True)]
-    return "  ".join(tops).rstrip(), _line([list(names) for _, names in GROUPS], widths)
+    tops = [top.center(sum(group) + len(group) - 1) for (top, _), group in zip(groups, widths, strict=True)]
+    return "  ".join(tops).rstrip(), _line([list(names) for _, names in groups], widths)
 
 
 def _line(row: Row, widths: list[list[int]]) -> str:
@@ -209,3 +239,6 @@ def _line(row: Row, widths: list[list[int]]) -> str:
     for g, (cells, group) in enumerate(zip(row, widths, strict=True)):
         groups.append(" ".join(text.ljust(w) if g == 0 else text.rjust(w) for text, w in zip(cells, group, strict=True)))
     return "  ".join(groups).rstrip()
+
+
+MAIN = Form(GROUPS, render, LEGEND)

@@ -32,7 +32,7 @@ def size(runs: pd.DataFrame) -> tuple[float, float]:
 def draw(runs: pd.DataFrame, ax: Axes) -> pd.DataFrame:
     """runs: as `load_runs` returns them. Returns one row per setting x load x schedule other than FCFS and the oracles:
     gap_closed, gap_closed_low, gap_closed_high, gap_note (why there is no number), difference_seeds, num_cells, absent.
-    Raises ValueError without a schedule between FCFS and an oracle."""
+    Raises NothingToDraw without a schedule between FCFS and an oracle."""
     table = closed(runs)
     looks, settings = style.looks(schedules_of(table)), list(dict.fromkeys(table["setting_name"]))
     at = curves.axis_of(table)
@@ -75,11 +75,11 @@ def draw(runs: pd.DataFrame, ax: Axes) -> pd.DataFrame:
 
 
 def closed(runs: pd.DataFrame) -> pd.DataFrame:
-    """The plotted table. Raises ValueError when no schedule stands between FCFS and an oracle."""
+    """The plotted table. Raises NothingToDraw when no schedule stands between FCFS and an oracle."""
     table = paired(runs)
     table = table[(table["policy"] != "fcfs") & (table["predictor"] != "oracle")][list(COLUMNS)].reset_index(drop=True)
     if not len(table):
-        raise ValueError("no schedule between FCFS and an oracle: a gap wants FCFS, a policy, and the policy with the oracle")
+        raise style.NothingToDraw("no schedule between FCFS and an oracle: a gap wants FCFS, a policy, and it with the oracle")
     return table
 
 

@@ -1,4 +1,7 @@
-"""`lengthwise figure`: redraw a figure from stored results, simulating nothing."""
+"""`lengthwise figure`: redraw a figure from stored results, simulating nothing.
+
+A figure of many schedules may show some only: `only` names fields of a cell and their values.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,8 @@ import hashlib
 import inspect
 import logging
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from importlib.resources import files as package_files
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +18,7 @@ import hydra
 import pandas as pd
 from hydra.core.hydra_config import HydraConfig
 from hydra.utils import instantiate
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from ..load_runs import OK, Cell, load_requests, load_runs, read_cells
 from . import style
@@ -49,7 +53,7 @@ def _hydra_main(cfg: DictConfig) -> None:
         if hasattr(_module(draw), "read"):
             files = draw_folder(draw, source, out)
         else:
-            cells = read_cells(source)
+            cells = only_cells(read_cells(source), OmegaConf.to_container(cfg)["only"])  # type: ignore[index, call-overload]
             files = draw_figure(draw, cells, out)
     except ValueError as error:
         raise SystemExit(f"lengthwise figure: {error}") from error
@@ -70,11 +74,29 @@ def draw_figure(draw: Draw, cells: list[Cell], path: Path) -> list[Path]:
     """
     runs = load_runs(cells)
     if not (runs["status"] == OK).any():
-        raise ValueError("no complete cell to draw")
+        raise style.NothingToDraw("no complete cell to draw")
     frame = frame_of(draw, cells)
     figure, ax = style.page(size_of(draw, frame))
     table = draw(frame, ax)
     return style.save(figure, table, path, style.footer(runs, config_hash(cells)))
+
+
+def only_cells(cells: Sequence[Cell], only: Any) -> list[Cell]:
+    """The cells whose fields have one of the values that `only` gives for each. Raises NothingToDraw when none has."""
+    wanted = {key: value if isinstance(value, list) else [value] for key, value in dict(only or {}).items()}
+    kept = [cell for cell in cells if all(cell.fields.get(key) in values for key, values in wanted.items())]
+    if not kept:
+        raise style.NothingToDraw(f"only={wanted}: none of the {len(cells)} cells is like that")
+    return kept
+
+
+def further_figures(figures: Any) -> Iterator[tuple[str, Draw, Any]]:
+    """(name, draw, only) of each entry of `figures`: the name of a node of conf/figure -> {only: as `only_cells` takes it, and
+    what else the node is to be told}. Raises ValueError on a name that is none."""
+    for name, said in dict(figures or {}).items():
+        told = dict(said or {})
+        only = told.pop("only", None)
+        yield str(name), instantiate({**figure_node(str(name)), **told}), only
 
 
 def draw_folder(draw: Draw, folder: Path, path: Path) -> list[Path]:
@@ -119,6 +141,18 @@ def _module(draw: Draw) -> Any:
 def config_hash(cells: Sequence[Cell]) -> str:
     """One hash for all configs of a study: of the cells' hashes, in any order."""
     return hashlib.sha256("\n".join(sorted(cell.hash for cell in cells)).encode()).hexdigest()[:12]
+
+
+def figure_node(name: str) -> dict[str, Any]:
+    """The node of conf/figure of that name. Raises ValueError when there is none."""
+    folder = package_files("lengthwise.conf") / "figure"
+    file = folder / f"{name}.yaml"
+    if not file.is_file():
+        names = sorted(path.name.removesuffix(".yaml") for path in folder.iterdir() if path.name.endswith(".yaml"))
+        raise ValueError(f"no figure called {name!r}; there are {', '.join(names)}")
+    node = OmegaConf.to_container(OmegaConf.create(file.read_text()))
+    assert isinstance(node, dict)
+    return {str(key): value for key, value in node.items()}
 
 
 def default_draw(node: Any) -> tuple[str, Draw]:

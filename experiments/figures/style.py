@@ -91,7 +91,9 @@ def colours(policies: Any) -> dict[str, str]:
     """Policy -> colour; the same policy has the same colour in every figure."""
     found = list(dict.fromkeys(policies))
     spare = [policy for policy in found if policy not in COLOURS]
-    return {p: COLOURS[p] if p in COLOURS else SPARE[spare.index(p) % len(SPARE)] for p in found}
+    taken = {COLOURS[policy] for policy in found if policy in COLOURS}
+    free = [colour for colour in SPARE if colour not in taken] or SPARE
+    return {p: COLOURS[p] if p in COLOURS else free[spare.index(p) % len(free)] for p in found}
 
 
 def label(policy: str, predictor: str) -> str:

@@ -26,6 +26,7 @@ from lengthwise.experiments.figures import (
     goodput,
     latency_vs_load,
     quickstart,
+    ranking,
     slowdown_decile,
     style,
     tails,
@@ -221,6 +222,33 @@ def test_the_figure_command(study, capsys):
     assert (study / "again.csv").read_bytes() == first
 
 
+def test_the_figure_command_draws_some_of_the_cells(study, capsys):
+    assert main(["figure=wait_ccdf", f"runs={study}", "only={policy: srpt, predictor: [gbdt, none]}"]) == 0
+    table = pd.read_csv(study / "wait_ccdf.csv")
+    assert set(zip(table["policy"], table["predictor"], strict=True)) == {("srpt", "gbdt")}
+    with pytest.raises(SystemExit, match=r"only=.*fcsf.*none of the 6 cells"):
+        main(["figure=wait_ccdf", f"runs={study}", "only={policy: fcsf}"])
+
+
+def test_a_ranking_has_the_best_policy_first_and_no_oracle_in_it(seeds):
+    points = load_points(seeds[1], latency="e2e")
+    points["value"] *= np.where(points["predictor"] == "gbdt", 0.5, 1.0)
+    table = check_figure(ranking.draw, points)
+    assert list(dict.fromkeys(table["policy"])) == ["srpt", "fcfs"] and set(table["statistic"]) == {"mean", "p999"}
+    assert set(table["load"]) == {0.8} and table[table["statistic"] == "p999"]["value"].isna().all()  # 360 requests
+    slow = points.assign(value=points["value"].where(points["predictor"] != "gbdt", 1e6))
+    assert ranking.ranked(slow[slow["load"] == 0.8]) == ["fcfs", "srpt"]  # the oracle's mean is not its own
+    nothing = points.assign(value=points["value"].where(points["policy"] != "srpt"))
+    assert ranking.ranked(nothing) == ["fcfs", "srpt"]
+    mean = point(table, policy="srpt", predictor="gbdt", statistic="mean")
+    assert mean["value"] == point(points, policy="srpt", predictor="gbdt", load=0.8, statistic="mean")["value"]
+    _, ax = style.page(ranking.size(points))
+    ranking.draw(points, ax)
+    assert any("P99.9 wants 20,000" in text for text in texts(ax)) and "n=2" in texts(ax)
+    with pytest.raises(ValueError, match=r"statistics.*p42"):
+        ranking.draw(points, ax, statistics=["p42"])
+
+
 def test_n2_the_figure_command_fails_on_a_deleted_cell_unless_allowed(study, capsys):
     """Case N2."""
     shutil.rmtree(next(study.glob("gamma-seqs64-srpt-gbdt-*")))
@@ -248,6 +276,7 @@ def test_exceedance_counts_what_never_ended():
 def test_a_policy_keeps_its_colour():
     assert style.colours(["srpt", "mine", "fcfs"])["srpt"] == style.colours(["srpt"])["srpt"]
     assert len(set(style.colours(["srpt", "sjf", "mine", "fcfs"]).values())) == 4
+    assert len(set(style.colours(["aging_srpt", "vtc", "gittins", "ltr", "fcfs", "mlfq"]).values())) == 6
 
 
 def test_config_hash_depends_on_the_cells_only(study):

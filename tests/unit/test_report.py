@@ -15,6 +15,7 @@ from lengthwise.experiments.figures.quickstart import relative
 from lengthwise.experiments.load_runs import load_requests, load_runs, read_cells
 from lengthwise.experiments.report import finish, waiting
 from lengthwise.experiments.table import WIDTH, markdown, number, page
+from lengthwise.experiments.table_tails import by_mean
 
 SMALL = {"loads": (0.9, 1.2), "num_requests": 40}
 
@@ -243,6 +244,85 @@ def test_marks_overload_and_oracles_are_told(study):
     assert "sjf gbdt: predictor transferred" in text and "oracle*" in text
     assert "OVERLOAD, a matter of the horizon: N / rate = 2 s" in text  # 40 / (1.2 x 20)
     assert "~" in text  # a P99 of 120 requests
+
+
+def test_regret_is_to_the_same_policy_with_the_oracle_paired_by_seed(study):
+    """Against E2E means put by hand: seeds 0, 1, 2 with 2, 3, 4 s and the oracle 1, 2, 4 s: exp(mean of log ratios) - 1."""
+    folder, rows = study
+    own, oracle = ({0: 2.0, 1: 3.0, 2: 4.0}, {0: 1.0, 1: 2.0, 2: 4.0})
+    for row in rows:
+        fields = row["fields"]
+        if (fields["policy"], fields["load"], fields["arrivals"]) == ("srpt", 0.9, "gamma"):
+            mean = (own if fields["predictor"] == "gbdt" else oracle)[fields["seed"]]
+            edit(folder / row["folder"], lambda s, mean=mean: s["metrics"].update(e2e_mean=mean))
+    table = compare(read_cells(folder))
+    at = table[(table["policy"] == "srpt") & (table["load"] == 0.9) & (table["arrivals"] == "gamma")].set_index("predictor")
+    logs = np.log([2.0, 1.5, 1.0])
+    half = 4.302653 * logs.std(ddof=1) / np.sqrt(3)
+    row = at.loc["gbdt"]
+    assert row["regret"] == pytest.approx(np.expm1(logs.mean()))
+    assert (row["regret_low"], row["regret_high"]) == pytest.approx(
+        (np.expm1(logs.mean() - half), np.expm1(logs.mean() + half)), rel=1e-5
+    )
+    assert np.isnan(at.loc["oracle", "regret"]) and table[table["policy"] == "fcfs"]["regret"].isna().all()
+
+
+def test_what_the_cells_measured_is_joined_over_seeds(study):
+    """Means over seeds, the greatest of overtaking, preemptions over all requests, CPU over plans; none where one lacks it."""
+    folder, rows = study
+    wanted = {"policy": "fcfs", "load": 0.9, "arrivals": "gamma"}
+    cells = [row for row in rows if wanted.items() <= row["fields"].items()]
+    for k, row in enumerate(cells):
+        own = {
+            "jain": 0.9 - 0.1 * k,
+            "overtaking_max": 5 + k,
+            "preemptions": 10 * k,
+            "recompute_tax": 0.1 * k,
+            "kv_use_mean": 0.5,
+        }
+        edit(
+            folder / row["folder"], lambda s, own=own, k=k: (s["metrics"].update(own), s["volatile"].update(simulate_cpu=k + 1))
+        )
+    found = compare(read_cells(folder))
+    row = found[(found["policy"] == "fcfs") & (found["load"] == 0.9) & (found["arrivals"] == "gamma")].iloc[0]
+    assert row["jain"] == pytest.approx(0.8) and row["overtaking_max"] == 7 and row["kv_use_mean"] == 0.5
+    assert row["recompute_tax"] == pytest.approx(0.1) and row["preemptions_per_request"] == pytest.approx(30 / 120)
+    assert row["overhead_us"] == pytest.approx(2 / 40 * 1e6)  # 40 plans a cell
+    edit(folder / cells[0]["folder"], lambda s: s["metrics"].update(jain=None))
+    found = compare(read_cells(folder))
+    row = found[(found["policy"] == "fcfs") & (found["load"] == 0.9) & (found["arrivals"] == "gamma")].iloc[0]
+    assert np.isnan(row["jain"]) and not np.isnan(row["kv_use_mean"])
+
+
+def test_a_long_table_is_sorted_and_says_more(study, capsys):
+    folder, rows = study
+    figures = {"wait_ccdf": {"only": {"policy": ["fcfs", "srpt"]}}, "tails": {"latency": "wait"}}
+    cfg = {"name": "invented", "wandb": "off", "table": "long", "figures": figures}
+    finish(folder, rows, cfg)
+    out = capsys.readouterr().out
+    assert "overhead.csv" in out and "wait_ccdf.csv" in out and "tails.csv" in out and max(map(len, out.splitlines())) <= WIDTH
+    assert "slowdown" in out and "passed by" in out and "regret (%)" in out
+    table = pd.read_csv(folder / "table.csv")
+    assert "overhead_us" not in table and "e2e_p999" in table and {"wait_p99", "jain", "slowdown_d10_mean"} <= set(table)
+    for _, block in table.groupby(["setting_name", "load"], sort=False):
+        assert block["e2e_mean"].is_monotonic_increasing and len(block) == 9
+    assert (folder / "table.md").read_text().count("| schedule") == 8  # two pages of four blocks
+    assert set(pd.read_csv(folder / "wait_ccdf.csv")["policy"]) == {"fcfs", "srpt"}
+    assert set(pd.read_csv(folder / "tails.csv")["policy"]) == {"fcfs", "sjf", "srpt"}
+
+
+def test_a_page_of_many_rows_shows_the_first_the_best_oracle_and_fcfs(study):
+    table = by_mean(compare(read_cells(study[0])))
+    text = text_of(page(table, most=2)).splitlines()
+    assert sum("more, see table.md" in line for line in text) == 4
+    blocks = "\n".join(text).split("more, see table.md")[:4]
+    for block, (_, rows) in zip(blocks, table.groupby(["setting_name", "load"], sort=False), strict=True):
+        shown = [line.split()[:2] for line in block.splitlines() if line.startswith(("fcfs ", "sjf ", "srpt "))]
+        names = list(zip(rows["policy"], rows["predictor"] + np.where(rows["is_oracle"], "*", ""), strict=True))
+        best = [list(name) for name in names if name[1] != "oracle*"][:2]
+        assert all(name in shown for name in (*best, ["fcfs", "none"])) and len(shown) <= 4
+        assert [name for name in shown if name[1] == "oracle*"] == [[next(n for n, p in names if p == "oracle*"), "oracle*"]]
+    assert by_mean(table.assign(e2e_mean=np.nan))["e2e_mean"].isna().all()
 
 
 def test_marks_of_one_kind_are_told_once_with_their_range():
