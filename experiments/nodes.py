@@ -170,6 +170,13 @@ def predictor_target(cfg: Config) -> Any:
     return get_object(node["_target_"]) if node and node.get("_target_") else None
 
 
+def reads(cfg: Config) -> dict[str, frozenset[str]]:
+    """group -> what it reads of a prediction, for each of policy, admission and victim that reads any."""
+    parts = {"policy": load_policy(cfg), "admission": make(cfg.get("admission")), "victim": make(cfg.get("victim"))}
+    found = {group: part.needs & {"prediction", "distribution"} for group, part in parts.items() if part is not None}
+    return {group: needs for group, needs in found.items() if needs}
+
+
 def is_learned(cfg: Config) -> bool:
     target = predictor_target(cfg)
     return target is not None and not hasattr(target, "from_truth")

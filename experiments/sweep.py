@@ -15,9 +15,11 @@ from omegaconf import DictConfig
 
 from .cellhash import digest, identity
 from .composer import Cfg, Composer
+from .nodes import predictor_target, reads
 from .validate import nearest, validate, validate_numbers
 
 NUMBERS = ("seed", "load", "rate", "num_requests")
+UNREAD = "unread"  # an entry of `exclude`
 
 
 def sweep_cells(config: DictConfig, overrides: Sequence[str], loader: ConfigLoader) -> list[tuple[list[str], Cfg]]:
@@ -51,11 +53,17 @@ def sweep_cells(config: DictConfig, overrides: Sequence[str], loader: ConfigLoad
 
 
 def excluded(cfg: Mapping[str, Any]) -> bool:
-    """Whether an entry of `exclude` matches: a mapping of group or key to a value or to a list of values, all of which hold."""
+    """Whether an entry of `exclude` matches: a mapping of group or key to a value or to a list of values, all of which hold; or
+    the word "unread": a predictor that nothing in the cell reads, or none where something reads one."""
     entries = cfg.get("exclude") or []
-    if not isinstance(entries, list) or not all(isinstance(entry, dict) and entry for entry in entries):
-        raise ValueError(f"exclude={entries!r} must be a list of mappings: [{{policy: fcfs, predictor: [gbdt, oracle]}}]")
-    return any(all(_matches(_value(cfg, key), want) for key, want in entry.items()) for entry in entries)
+    if not isinstance(entries, list) or not all(entry == UNREAD or (isinstance(entry, dict) and entry) for entry in entries):
+        raise ValueError(
+            f"exclude={entries!r} must be a list of mappings, [{{policy: fcfs, predictor: [gbdt, oracle]}}], or of {UNREAD}"
+        )
+    named = [entry for entry in entries if entry != UNREAD]
+    if any(all(_matches(_value(cfg, key), want) for key, want in entry.items()) for entry in named):
+        return True
+    return UNREAD in entries and bool(reads(cfg)) == (predictor_target(cfg) is None)
 
 
 def _matches(value: Any, want: Any) -> bool:

@@ -8,11 +8,12 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from .nodes import load_policy, load_stage, make, predictor_target
+from .nodes import load_stage, make, predictor_target, reads
 from .stage import Asking
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 WANDB = ("offline", "online", "off")
+TABLES = ("short", "long")
 LEAST = {"num_requests": 1, "seed": 0}
 LIMITS = {"max_num_seqs": 1, "token_budget": 1, "max_model_len": 2, "kv_pool_tokens": 1}
 
@@ -22,6 +23,9 @@ def validate(cfg: Mapping[str, Any]) -> None:
     validate_numbers(cfg)
     if cfg["wandb"] not in WANDB:
         raise ValueError(f"wandb={cfg['wandb']!r}: choose {', '.join(WANDB)}")
+    if cfg.get("table", TABLES[0]) not in TABLES:
+        raise ValueError(f"table={cfg['table']!r}: choose {', '.join(TABLES)}")
+    _figures(cfg.get("figures") or {})
     for key in ("check", "keep_workload"):
         if not isinstance(cfg[key], bool):
             raise ValueError(f"{key}={cfg[key]!r} must be true or false")
@@ -60,6 +64,17 @@ def nearest(name: str, names: Iterable[str]) -> str:
     return f" Did you mean {near[0]!r}?" if near else ""
 
 
+def _figures(figures: Any) -> None:
+    from .figures.main import figure_node
+
+    if not isinstance(figures, Mapping) or not all(isinstance(told, Mapping) for told in figures.values()):
+        raise ValueError(
+            f"figures={figures!r} must be a mapping: {{wait_ccdf: {{only: {{policy: [fcfs, srpt]}}}}, tails: {{}}}}"
+        )
+    for name in figures:
+        figure_node(str(name))
+
+
 def _nodes(cfg: Mapping[str, Any]) -> None:
     stage = load_stage(cfg)
     stage.check(cfg)
@@ -67,13 +82,12 @@ def _nodes(cfg: Mapping[str, Any]) -> None:
         make(cfg.get(group))
     if isinstance(stage, Asking) and not stage.schedules:
         return
-    for group, part in (("policy", load_policy(cfg)), *((group, make(cfg.get(group))) for group in ("admission", "victim"))):
-        needs = frozenset() if part is None else part.needs & {"prediction", "distribution"}
-        if needs and predictor_target(cfg) is None:
+    for group, needs in reads(cfg).items():
+        if predictor_target(cfg) is None:
             chosen = cfg["choices"].get(group)
             raise ValueError(
                 f"{group}={chosen} needs a {'/'.join(sorted(needs))} and predictor=none gives none. Choose a predictor; in a "
-                f"sweep leave the pair out: 'exclude=[{{{group}: {chosen}, predictor: none}}]'"
+                f"sweep leave the pair out: 'exclude=[{{{group}: {chosen}, predictor: none}}]', or all such: 'exclude=[unread]'"
             )
 
 

