@@ -51,7 +51,8 @@ class Composer:
 
     def __init__(self, config: DictConfig, loader: ConfigLoader) -> None:
         self._config = config
-        self._loader = loader
+        self._loader = copy.copy(loader)
+        self._loader.repository = _ReadOnce(copy.deepcopy(loader.repository))  # type: ignore[attr-defined]
         self._parsed: dict[str, tuple[Override, bool]] = {}
         self._is_group: dict[str, bool] = {}
         self._composed: dict[tuple[str, ...], tuple[DictConfig, dict[str, Any], Cfg | None]] = {}
@@ -100,6 +101,26 @@ class Composer:
             number = isinstance(override.value(), (int, float, str, bool))
             self._parsed[text] = override, changes and number and not self._is_group[key]
         return self._parsed[text]
+
+
+class _ReadOnce:
+    """A repository of configs that keeps what it has read: else Hydra parses some thirty files for each set of choices."""
+
+    def __init__(self, repository: Any) -> None:
+        self._repository = repository
+        self._read: dict[str, Any] = {}
+
+    def load_config(self, config_path: str) -> Any:
+        """The config there, a copy for the caller to change; None where there is none."""
+        if self._read.get(config_path) is None:
+            self._read[config_path] = self._repository.load_config(config_path)
+        return copy.deepcopy(self._read[config_path])
+
+    def __deepcopy__(self, memo: Any) -> _ReadOnce:
+        return self  # Hydra copies its repository for each composition
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._repository, name)
 
 
 def _is_set(cfg: Cfg, override: Override) -> bool:
