@@ -18,6 +18,8 @@ from typing import Any
 
 import lengthwise
 
+from .error import error_names
+
 VOLATILE = (  # where results go, how they are shown and what they are wanted for, not what they are
     "out", "name", "check", "exclude", "figure", "figures", "table", "wandb", "study", "tune",
     "target", "artefact", "artefacts", "engine", "settings",  # stand in the nodes that read them
@@ -35,7 +37,7 @@ READERS = frozenset(  # modules of experiments/ that start cells or read their r
         "contract", "criterion", "data", "fetching", "hints", "job", "journal", "launch", "load_runs", "manifest", "paths",
         "prepare", "estimates",
         "probe_app", "probe_train", "probes", "profile", "profile_app", "profile_fit", "progress", "ranges", "report",
-        "regret", "serve_app", "serve_cell", "simulate", "size", "stability", "stored", "study", "sweep", "table",
+        "regret", "robustness", "robustness_table", "serve_app", "serve_cell", "simulate", "size", "stability", "stored", "study", "sweep", "table",
         "table_tails", "taken", "label_budget",
         "token_cost", "trace_summary", "tracking", "train", "train_app", "train_report", "train_table",
         "tune", "tune_report", "validate",
@@ -91,6 +93,7 @@ def fields(cfg: Mapping[str, Any]) -> dict[str, Any]:
     names = {group: "none" if name is None else name for group, name in cfg["choices"].items()}
     return {
         **names,
+        **error_names(cfg),
         "load": cfg["load"] if cfg["rate"] is None else None,
         "rate": cfg["rate"],
         "seed": cfg["seed"],

@@ -13,6 +13,7 @@ from lengthwise.engine.simulated.hardware import Hardware
 from lengthwise.predictors.artefact import library_versions
 
 from .dataset import Dataset, Workload
+from .error import error_names
 from .nodes import Config
 from .run import Run
 
@@ -36,6 +37,7 @@ def cell_names(cfg: Config, load: float | None, rate: float | None) -> dict[str,
     names.update({group: own for group in ("admission", "victim") if (own := name(cfg, group)) not in ("none", "last")})
     more = ("system", "setting", "population", "reshape", "refine")
     names.update({group: chosen[group] for group in more if chosen.get(group)})
+    names |= error_names(cfg)
     return {**names, "load": load, "rate": rate, "seed": cfg["seed"], "num_requests": cfg["num_requests"]}
 
 

@@ -18,6 +18,7 @@ from .figures.main import config_hash, default_draw, draw_figure, further_figure
 from .figures.style import NothingToDraw
 from .jsonable import jsonable
 from .load_runs import OK, Cell, read_cells
+from .robustness_table import FILES, write_robustness
 from .table import MAIN, WIDTH, Line, markdown, page, wrap
 from .table_tails import MOST, TAILS, by_mean
 from .tracking import mirror
@@ -58,6 +59,9 @@ def finish(study_folder: Path, cells: Sequence[Mapping[str, Any]], cfg: Mapping[
     if is_long:
         _to_csv(whole[["setting_name", "load", "rate", *SCHEDULE, "variant", *CLOCKED]], study_folder / "overhead.csv")
         written.append("overhead.csv")
+    if errors := write_robustness(study_folder, found):
+        show(errors)
+        written += FILES
     for figure, draw, only in [(*default_draw(cfg.get("figure")), None), *further_figures(cfg.get("figures"))]:
         try:
             files = draw_figure(draw, only_cells(found, only), study_folder / figure)

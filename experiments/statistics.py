@@ -159,6 +159,17 @@ def paired(policy: Seeds, baseline: Seeds) -> Paired:
     return Paired(mean, low, high, len(seeds), bad, relative=relative)
 
 
+def paired_ratio(policy: Seeds, baseline: Seeds) -> Paired:
+    """The geometric mean over seeds of policy / baseline, with the interval of its logarithm; values that are not above 0 count
+    as missing. `relative` is the ratio less 1."""
+    logs = [
+        {seed: None if v is None or not v > 0.0 else math.log(v) for seed, v in column.items()} for column in (policy, baseline)
+    ]
+    found = paired(*logs)
+    mean, low, high = (None if x is None else math.exp(x) for x in (found.mean, found.low, found.high))
+    return Paired(mean, low, high, found.n, found.missing, relative=None if mean is None else mean - 1.0)
+
+
 def gap_closed(baseline: Seeds, policy: Seeds, oracle: Seeds) -> GapClosed:
     """(baseline - policy) / (baseline - oracle) of means over common seeds, with a leave-one-seed-out jackknife interval.
 

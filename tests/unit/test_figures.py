@@ -45,7 +45,7 @@ from lengthwise.experiments.load_runs import load_requests, load_runs, read_cell
 from lengthwise.experiments.metrics import judge
 from lengthwise.experiments.statistics import over_seeds, percentile
 
-OTHER = {"capacity", "reliability"}  # drawn from something else than cells
+OTHER = {"capacity", "reliability", "robustness"}  # drawn from something else than cells, or than any cells
 EVERY = sorted(node.name[:-5] for node in (importlib.resources.files("lengthwise.conf") / "figure").iterdir())
 NODES = [name for name in EVERY if name not in OTHER]
 SCHEDULES = (("fcfs", "none"), ("srpt", "gbdt"), ("srpt", "oracle"))

@@ -19,6 +19,7 @@ from lengthwise.predictors.noisy_oracle import NoisyOracle
 from lengthwise.predictors.oracle import Oracle
 from lengthwise.predictors.scores import BANDS, errors_by_band, kendall_tau
 from lengthwise.predictors.shifted_oracle import ShiftedOracle
+from lengthwise.predictors.spread_oracle import SpreadOracle
 
 
 def lengths_of(n: int, seed: int = 0) -> np.ndarray:
@@ -93,6 +94,35 @@ def test_a_shift_has_one_error_before_and_another_after() -> None:
         ShiftedOracle(Oracle(), Constant())  # type: ignore[arg-type]
 
 
+def test_a_spread_passes_on_the_points_it_is_around() -> None:
+    truth = lengths_of(300)
+    assert said(SpreadOracle(NoisyOracle(mae=50.0)), truth).tolist() == said(NoisyOracle(mae=50.0), truth).tolist()
+
+
+@pytest.mark.parametrize("inner", [NoisyOracle(tau=0.5), NoisyOracle(mae=80.0), HeavyTailedOracle(1.0), AdversarialOracle(0.2)])
+def test_a_spread_is_as_wide_as_the_errors_are(inner: Any) -> None:
+    """Truths fall evenly over their own distributions: among the half said to be short as among the other."""
+    truth = lengths_of(4000)
+    made = SpreadOracle(inner, spread=True).from_truth(truth, np.random.default_rng(3))
+    point = inner.from_truth(truth, np.random.default_rng(3)).point
+    assert made.point is None and made.survival is not None
+    depth = np.array([row.survival(float(x)) for row, x in zip(made.rows(), truth, strict=True)])
+    for part in (point <= np.median(point), point > np.median(point)):
+        assert np.mean(depth[part]) == pytest.approx(0.5, abs=0.06)
+        assert np.mean(depth[part] < 0.1) == pytest.approx(0.1, abs=0.06)
+
+
+def test_what_errs_by_no_spread_is_a_point_on_the_grid_and_keeps_its_bias() -> None:
+    truth = lengths_of(500)
+    for factor in (1.0, 3.0):
+        made = SpreadOracle(BiasedOracle(factor), spread=True).from_truth(truth, np.random.default_rng(3))
+        for row, x in zip(made.rows(), truth * factor, strict=True):
+            assert row.survival(1.3 * x + 1.0) == 0.0 and row.survival(x / 1.3 - 1.0) == 1.0
+    assert len(SpreadOracle(Oracle(), spread=True).from_truth([], np.random.default_rng(3))) == 0
+    with pytest.raises(ValueError, match="says no points"):
+        SpreadOracle(SpreadOracle(Oracle(), spread=True)).from_truth(truth, np.random.default_rng(3))
+
+
 def test_confusion_is_that_of_the_predictor_it_was_measured_on(tmp_path: Path) -> None:
     """A predictor that shrinks to the mean: its errors by band come back, as does its order."""
     truth = lengths_of(60_000).astype(float)
@@ -154,6 +184,7 @@ def test_a_file_that_is_no_report_is_refused_by_name(text: str | None, says: str
         (lambda: BiasedOracle(0.0), "factor=0.0"), (lambda: HeavyTailedOracle(-1.0), "alpha=-1.0"),
         (lambda: AdversarialOracle(1.5), "share=1.5"), (lambda: AdversarialOracle(length=0.5), "length=0.5"),
         (lambda: ShiftedOracle(Oracle(), Oracle(), -0.1), "share=-0.1"),
+        (lambda: SpreadOracle(Constant()), "a Constant is no oracle"), (lambda: SpreadOracle(Oracle(), bands=0), "bands=0"),
     ],
 )  # fmt: skip
 def test_errors_that_are_none_are_refused(make: Any, says: str) -> None:

@@ -132,6 +132,18 @@ def test_an_error_hangs_on_the_request_and_how_often_it_was_asked_not_on_the_oth
     assert means(RefineOracle(mae=9.0).refiner(np.arange(len(truth)), truth, 8), requests[:1], [8])[0] != alone[0]
 
 
+def test_a_carried_error_is_the_factor_of_the_first_prediction():
+    truth = np.array([100, 100])
+    requests = [Request(0, 0.0, 4, prediction=point(200.0)), Request(1, 0.0, 4, prediction=point(25.0))]
+    refiner = RefineOracle(carried=True).refiner(np.arange(2), truth, 0)
+    assert means(refiner, requests, [40, 40]) == [40 + 60 * 2.0, 40 + 60 * 0.25]
+    for request in requests:
+        request.prediction = point(160.0)  # what was told now is no first prediction
+    assert means(refiner, requests, [90, 99]) == [90 + 10 * 2.0, 99 + 1.0]  # never less than a token
+    both = RefineOracle(mae=9.0, carried=True).refiner(np.arange(2), truth, 0)
+    assert means(both, requests, [40, 40]) != means(refiner, requests, [40, 40])
+
+
 def test_exact_refinement_mends_a_bad_first_prediction():
     """In simulation: the same seed, the same first errors; what is refined to the truth comes nearer to the oracle."""
     asked = {"workload": "synthetic", "load": 0.95, "num_requests": 400, "max_num_seqs": 16, "seed": 1}
