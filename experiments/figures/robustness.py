@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
 
 from ..robustness import METRICS, ratios
 from . import curves, style
@@ -23,7 +24,7 @@ def size(runs: pd.DataFrame) -> tuple[float, float]:
     """Inches that the page wants for these runs. Raises NothingToDraw where none has an error."""
     table = _table(runs, "mean")
     rows = len(_panels(table))
-    return 0.55 + style.label_width(_looks(table)) + 2.0 * min(COLUMNS, _most(table)), 0.85 + 2.1 * rows
+    return max(0.55 + style.label_width(_looks(table)) + 2.0 * min(COLUMNS, _most(table)), 4.8), 0.85 + 2.1 * rows
 
 
 def draw(runs: pd.DataFrame, ax: Axes, *, statistic: str = "mean") -> pd.DataFrame:
@@ -44,6 +45,8 @@ def draw(runs: pd.DataFrame, ax: Axes, *, statistic: str = "mean") -> pd.DataFra
     for row, blocks in zip(panels, rows, strict=True):
         for panel, (title, block) in zip(row, blocks, strict=False):
             curves.log_axis(panel, low, high)
+            if high < 4 * low:
+                panel.yaxis.set_major_locator(MaxNLocator(5))
             panel.axhline(1.0, color=style.INK, linewidth=0.9, zorder=1)
             curves.lines(panel, block, looks, at="place", value="ratio")
             curves.finish(panel, block, at="place", first=panel is row[0], last=True, xlabel=False)
@@ -55,7 +58,7 @@ def draw(runs: pd.DataFrame, ax: Axes, *, statistic: str = "mean") -> pd.DataFra
             panel.set_visible(False)
     style.key(panels[0][len(rows[0]) - 1], looks)
     style.headline(
-        ax, height, f"{style.STATISTICS[statistic]} E2E latency relative to FCFS, by the error of predictions",
+        ax, height, f"{style.STATISTICS[statistic]} E2E latency relative to FCFS, by prediction error",
         "below the line prediction helps; bars: paired 95 % over seeds; 0: the truth; log scale",
     )  # fmt: skip
     return table

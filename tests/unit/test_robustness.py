@@ -255,6 +255,7 @@ def test_the_figure_draws_a_panel_for_each_kind(study, statistic):
     assert [panel.get_title(loc="left") for panel in shown] == ["mae", "tau"]
     assert [text.get_text() for text in shown[0].get_xticklabels()] == ["0", "4", "8"]
     page.canvas.draw()
+    assert max(text.get_window_extent().x1 for text in ax.texts) <= page.bbox.width
     assert max(text.get_window_extent().x1 for text in shown[1].get_legend().get_texts()) <= page.bbox.width
     with pytest.raises(ValueError, match="statistic 'p50'"):
         figure.draw(frame(), ax, statistic="p50")
