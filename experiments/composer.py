@@ -1,7 +1,7 @@
 """Composer: the config of a sweep's job, without composing it anew.
 
-Jobs that differ only in plain values share one composition. Where the shared config says everything itself (no interpolation),
-a value is set on a plain copy; else on a copy that resolves them, as Hydra does.
+Jobs that differ only in plain values share one composition. A value that no interpolation of it reads is set on a plain copy;
+those that some read are set first, and resolved once for each combination of them, as Hydra does for each job.
 """
 
 from __future__ import annotations
@@ -24,9 +24,13 @@ def plain(config: DictConfig, choices: Mapping[str, Any]) -> Cfg:
     Raises omegaconf errors on missing values and broken interpolations.
     """
     own = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"]) if "hydra" in config else config
-    cfg = OmegaConf.to_container(own, resolve=True, throw_on_missing=True)
+    return _dressed(_as_plain(own), choices)
+
+
+def _as_plain(config: DictConfig) -> Cfg:
+    cfg = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     assert isinstance(cfg, dict)
-    return _dressed(cfg, choices)
+    return {str(key): value for key, value in cfg.items()}
 
 
 def _dressed(cfg: dict[Any, Any], choices: Mapping[str, Any]) -> Cfg:
@@ -55,40 +59,48 @@ class Composer:
         self._loader.repository = _ReadOnce(copy.deepcopy(loader.repository))  # type: ignore[attr-defined]
         self._parsed: dict[str, tuple[Override, bool]] = {}
         self._is_group: dict[str, bool] = {}
-        self._composed: dict[tuple[str, ...], tuple[DictConfig, dict[str, Any], Cfg | None]] = {}
+        self._composed: dict[tuple[str, ...], tuple[DictConfig, dict[str, Any], Cfg, list[str]]] = {}
+        self._resolved: dict[tuple[str, ...], Cfg] = {}
 
     def __call__(self, job: Sequence[str]) -> Cfg:
         parsed = [self._parse(text) for text in job]
         rest = tuple(text for text, (_, is_value) in zip(job, parsed, strict=True) if not is_value)
         if rest not in self._composed:
             self._composed[rest] = self._compose(rest)
-        base, choices, whole = self._composed[rest]
-        values = [override for override, is_value in parsed if is_value]
-        if whole is not None and all(_is_set(whole, override) for override in values):
-            cfg = copy.deepcopy(whole)
-            for override in values:
-                *parents, key = override.key_or_group.split(".")
-                node = cfg
-                for parent in parents:
-                    node = node[parent]
-                node[key] = override.value()
-            return _dressed(cfg, choices)
-        config = base.copy()
-        for override in values:
-            OmegaConf.update(config, override.key_or_group, override.value(), merge=True)
-        return plain(config, choices)
+        base, choices, raw, read = self._composed[rest]
+        early, late, texts = [], [], []
+        for text, (override, is_value) in zip(job, parsed, strict=True):
+            if is_value and _is_plain(raw, override, read):
+                late.append(override)
+            elif is_value:
+                early.append(override)
+                texts.append(text)
+        key = (*rest, "", *texts)
+        if key not in self._resolved:
+            config = base.copy() if early else base
+            for override in early:
+                OmegaConf.update(config, override.key_or_group, override.value(), merge=True)
+            self._resolved[key] = _as_plain(config)
+        cfg = copy.deepcopy(self._resolved[key])
+        for override in late:
+            *parents, last = override.key_or_group.split(".")
+            node = cfg
+            for parent in parents:
+                node = node[parent]
+            node[last] = override.value()
+        return _dressed(cfg, choices)
 
-    def _compose(self, rest: tuple[str, ...]) -> tuple[DictConfig, dict[str, Any], Cfg | None]:
-        """(config, choices, the config as plain values; None where it has interpolations or missing values)."""
+    def _compose(self, rest: tuple[str, ...]) -> tuple[DictConfig, dict[str, Any], Cfg, list[str]]:
+        """(config, choices, the config as plain values, interpolations as they are written, and those apart)."""
         composed = self._loader.load_sweep_config(self._config, list(rest))
         choices = OmegaConf.to_container(composed.hydra.runtime.choices)
         assert isinstance(choices, dict)
         with open_dict(composed):
             del composed["hydra"]
-        whole = OmegaConf.to_container(composed, resolve=False)
-        assert isinstance(whole, dict)
-        named = {str(key): value for key, value in whole.items()}
-        return composed, {str(key): value for key, value in choices.items()}, named if _speaks_for_itself(named) else None
+        raw = OmegaConf.to_container(composed, resolve=False)
+        assert isinstance(raw, dict)
+        cfg = {str(key): value for key, value in raw.items()}
+        return composed, {str(key): value for key, value in choices.items()}, cfg, _open(cfg)
 
     def _parse(self, text: str) -> tuple[Override, bool]:
         """The override, and whether it sets a plain value of a key (and so composes the same config otherwise)."""
@@ -123,20 +135,25 @@ class _ReadOnce:
         return getattr(self._repository, name)
 
 
-def _is_set(cfg: Cfg, override: Override) -> bool:
-    """Whether `override` gives a plain value to a key of `cfg` that holds one."""
+def _is_plain(cfg: Cfg, override: Override, read: Sequence[str]) -> bool:
+    """Whether `override` gives a plain value to a key of `cfg` that holds one, and that none of the interpolations names."""
     node: Any = cfg
-    for part in override.key_or_group.split("."):
+    parts = override.key_or_group.split(".")
+    for part in parts:
         if not isinstance(node, dict) or part not in node:
             return False
         node = node[part]
+    if any(part in text for text in read for part in parts):
+        return False
     value = override.value()
-    return not isinstance(node, (dict, list)) and isinstance(value, (int, float, bool, str)) and _speaks_for_itself(value)
+    plain_value = isinstance(value, (int, float, bool, str)) and not _open(value)
+    return plain_value and not isinstance(node, (dict, list)) and not _open(node)
 
 
-def _speaks_for_itself(node: Any) -> bool:
+def _open(node: Any) -> list[str]:
+    """The strings in it that do not speak for themselves: interpolations, missing values."""
     if isinstance(node, str):
-        return "${" not in node and node != "???"
+        return [node] if "${" in node or node == "???" else []
     if isinstance(node, Mapping):
-        return all(_speaks_for_itself(value) for value in node.values())
-    return all(_speaks_for_itself(value) for value in node) if isinstance(node, list) else True
+        node = list(node.values())
+    return [text for value in node for text in _open(value)] if isinstance(node, list) else []

@@ -9,9 +9,12 @@ import numpy as np
 import pandas as pd
 import pytest
 from hydra import compose, initialize_config_module
+from hydra.core.global_hydra import GlobalHydra
+from hydra.types import RunMode
 from omegaconf import OmegaConf
 
 from lengthwise.experiments.cellhash import fields
+from lengthwise.experiments.composer import Composer, plain
 from lengthwise.experiments.error import error_names
 from lengthwise.experiments.figures import robustness as figure
 from lengthwise.experiments.figures import style
@@ -204,6 +207,21 @@ def test_every_arm_is_told_what_it_reads():
         assert (cfg["refine"]["_target_"] is not None) == (name == "trail")
         assert "prediction" in make(cfg["policy"]).needs or "distribution" in make(cfg["policy"]).needs
     assert make(told["ltr"]["policy"]).guard is not None and make(told["trail"]["refine"]).carried
+
+
+def test_a_job_composed_from_what_others_share_is_the_one_that_hydra_composes():
+    """Values that interpolations read and values that none does: the same config as composed anew."""
+    with initialize_config_module("lengthwise.conf", version_base="1.3"):
+        hydra = GlobalHydra.instance().hydra
+        config = hydra.compose_config("run", ["study=robustness"], run_mode=RunMode.MULTIRUN)
+        shared = Composer(config, hydra.config_loader)
+        for step, seed, load in (("mild", 3, 1), ("weak", 0, 0.5), ("mild", 4, 2), ("severe", 0, 0.5)):
+            job = ["arm=srpt", "error=tau", f"seed={seed}", f"error.step={step}", f"load={load}", "limits.max_num_seqs=7"]
+            found, anew = shared(job), hydra.config_loader.load_sweep_config(config, job)
+            assert found == plain(anew, OmegaConf.to_container(anew.hydra.runtime.choices))
+            tau = {"mild": 0.5, "weak": 0.75, "severe": 0.05}[step]
+            assert (found["predictor"]["oracle"]["tau"], found["seed"], found["load"]) == (tau, seed, load)
+            found["predictor"]["oracle"]["tau"] = found["limits"]["max_num_seqs"] = None  # a copy: the next is not touched
 
 
 # --- a study's end ------------------------------------------------------------------------------------------------------

@@ -261,8 +261,8 @@ def test_a_plain_copy_is_what_hydra_composes(tmp_path):
                 job = [*overrides[1:], *job]
                 composed = hydra.config_loader.load_sweep_config(config, job)
                 assert compose_job(job) == composer.plain(composed, composed.hydra.runtime.choices)
-            (whole,) = (whole for _, _, whole in compose_job._composed.values())
-            assert (whole is None) == (policy == "linked")
+            ((*_, read),) = compose_job._composed.values()
+            assert read == (["${load}"] if policy == "linked" else [])
     assert compose_job(["policy=linked", "predictor=oracle", "load=0.9"])["policy"]["copy"] == 0.9
 
 
