@@ -12,12 +12,11 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from ..robustness import METRICS, ratios
+from ..robustness import METRICS, POINT, ratios
 from . import curves, style
 
 SOURCE = "runs"
 COLUMNS = 4  # of panels
-_KEYS = ["setting_name", "load", "rate"]
 
 
 def size(runs: pd.DataFrame) -> tuple[float, float]:
@@ -40,8 +39,8 @@ def draw(runs: pd.DataFrame, ax: Axes, *, statistic: str = "mean") -> pd.DataFra
         ax, len(rows), min(COLUMNS, _most(table)),
         left=0.5 / width, right=right / width, top=0.80 / height, bottom=0.45 / height, gap=(0.18 / width, 0.75 / height),
     )  # fmt: skip
-    bounds = [*table["ratio"].dropna(), *table["ratio_low"].dropna(), 1.0]
-    low, high = 0.9 * min(bounds), 1.1 * max([*table["ratio"].dropna(), 1.0])
+    known = [*table["ratio"].dropna(), 1.0]
+    low, high = 0.85 * min(known), 1.15 * max(known)  # bars may go on beyond
     for row, blocks in zip(panels, rows, strict=True):
         for panel, (title, block) in zip(row, blocks, strict=False):
             curves.log_axis(panel, low, high)
@@ -69,15 +68,15 @@ def _table(runs: pd.DataFrame, statistic: str) -> pd.DataFrame:
     if table.empty:
         raise style.NothingToDraw("no cell has an error of a stated strength (conf/error)")
     table = table[table["statistic"] == statistic].reset_index(drop=True)
-    places = table.groupby([*_KEYS, "error"], dropna=False)["strength"].rank(method="dense") - 1.0
+    places = table.groupby([*POINT, "error"], dropna=False)["strength"].rank(method="dense") - 1.0
     return table.assign(predictor="", variant="", low=table["ratio_low"], high=table["ratio_high"], place=places)
 
 
 def _panels(table: pd.DataFrame) -> list[list[tuple[str, pd.DataFrame]]]:
     """(title, its rows) of each panel, COLUMNS to a row; a setting and load begin a new one."""
     out = []
-    several = table.drop_duplicates(_KEYS).shape[0] > 1
-    for point, block in table.groupby(_KEYS, sort=False, dropna=False):
+    several = table.drop_duplicates(POINT).shape[0] > 1
+    for point, block in table.groupby(POINT, sort=False, dropna=False):
         setting, load, rate = point
         where = f"{setting} {curves.name_of(*((rate, 'rate') if math.isnan(load) else (load, 'load')))}: " if several else ""
         kinds = [(f"{where}{kind}".replace("_", " "), own) for kind, own in block.groupby("error", sort=False)]
@@ -86,7 +85,7 @@ def _panels(table: pd.DataFrame) -> list[list[tuple[str, pd.DataFrame]]]:
 
 
 def _most(table: pd.DataFrame) -> int:
-    return int(table.groupby(_KEYS, dropna=False)["error"].nunique().max())
+    return int(table.groupby(POINT, dropna=False)["error"].nunique().max())
 
 
 def _looks(table: pd.DataFrame) -> dict[style.Schedule, style.Look]:
