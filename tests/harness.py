@@ -78,7 +78,7 @@ POLICIES: dict[
     "tie": lambda: TIE(batch=2, interval=0.3),
     "soft_boost": lambda: SoftBoost(2.0),
     "las": lambda: LAS(5),
-    "mlfq": lambda: MLFQ(0.03, 1.5, 0.01, 2e-4, promote_after=0.3, promote_every=7),
+    "mlfq": lambda: MLFQ(0.03, 1.5, 0.01, 2e-4, promote_after=None),  # promoted within a prefill, each would undo the others'
     "edf": lambda: EDF(0.2, 1.0),
     "llf": lambda: LLF(0.2, 0.02, 1.0, margin=0.05),
     "scorpio": lambda: Scorpio(0.3, 2000.0),
