@@ -15,6 +15,7 @@ import pytest
 import lengthwise.conf
 from lengthwise.experiments.catalogue import status, wants
 from lengthwise.experiments.run import Run
+from lengthwise.experiments.workloads.prompts import ANSWERS
 
 COMMAND = [sys.executable, "-c", "import sys; from lengthwise.cli import main; sys.exit(main())"]
 OWN = ["--config-dir", "conf", "study=own"]
@@ -94,6 +95,9 @@ def test_every_study_runs_small(name, tmp_path):
     if name == "policies":
         wants_the_chat_trace()
     done = run("-m", f"study={name}", "study.size=small", "wandb=off", cwd=tmp_path, timeout=600)
+    if name == "quickstart_smollm2" and not ANSWERS.is_file():
+        assert done.returncode == 1 and "`lengthwise collect model=smollm2" in done.stderr
+        return
     assert done.returncode == 0, done.stderr
     rows = manifest(tmp_path / f"runs/{name}-small")
     assert rows and {row["status"] for row in rows} == {"ok"}

@@ -56,7 +56,9 @@ def test_any_policy_answers_as_first_come_first_served_does(name):
     result, simulated = play_native(TIGHT, served(), policy=node(name)), play(TIGHT, fast_forward=False, policy=node(name))
     assert result.log.steps == simulated.log.steps and result.log.ended_at == simulated.log.ended_at
     assert result.log.tokens == first_come()
-    assert result.scheduler.num_preemptions > 0 or not result.scheduler.policy.preemptive
+    policy = result.scheduler.policy
+    looks_ahead = "future_peak" in policy.needs  # so that memory seldom runs out
+    assert result.scheduler.num_preemptions > 0 or not policy.preemptive or looks_ahead
 
 
 CACHE_AWARE = {

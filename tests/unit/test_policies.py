@@ -42,7 +42,8 @@ def test_there_are_nodes():
 
 @pytest.mark.parametrize("name", NODES)
 def test_every_node_keeps_the_contract(name):
-    check_policy(lambda: node(name), num_cases=8)
+    counts_prompts = name.startswith("lengthwise")  # equal answers are no equal jobs to it
+    check_policy(lambda: node(name), num_cases=8, constant_is_fcfs=False if counts_prompts else None)
 
 
 # --- policies of a plug-in's author that use what no policy here uses -----------------------------------------------------
