@@ -39,7 +39,7 @@ class Scheduler(Ledger):
 
     __slots__ = (
         "_custom_admit", "_custom_order", "_epoch", "_has_epoch", "_has_turned", "_needs_prediction", "_padding_context",
-        "_tells_steps", "_yielding", "admission", "batching", "checks", "clip", "max_model_len", "max_num_seqs", "needs",
+        "_tells_steps", "_yielding", "admission", "batching", "checks", "clip", "max_model_len", "needs",
         "num_padding", "refine_every", "token_budget", "turned",
     )  # fmt: skip
 
@@ -68,10 +68,9 @@ class Scheduler(Ledger):
             raise ValueError(f"{type(policy).__name__} chooses victims by a rule of its own; leave victim=last")
         if refine_every < 0:
             raise ValueError(f"refine_every={refine_every} decode steps: at least 1, or 0 for never")
-        super().__init__(policy, kv, preemption.tiers)
+        super().__init__(policy, kv, preemption.tiers, max_num_seqs)
         kv.use_chunks(token_budget)
         self.batching = batching
-        self.max_num_seqs = max_num_seqs
         self.token_budget = token_budget
         self.max_model_len = max_model_len
         self.clip = clip

@@ -29,13 +29,14 @@ class Standing:
     """
 
     __slots__ = (  # slots: a dict of thirty attributes is slower to read
-        "cached_tokens", "counts", "given_back", "joins", "kv", "leaves", "now", "num_futile", "num_preemptions",
-        "num_thrashed", "paused", "pending", "policy", "prefilling", "recomputed_tokens", "running", "step_time", "swapping",
-        "waiting",
+        "cached_tokens", "counts", "given_back", "joins", "kv", "leaves", "max_num_seqs", "now", "num_futile",
+        "num_preemptions", "num_thrashed", "paused", "pending", "policy", "prefilling", "recomputed_tokens", "running",
+        "step_time", "swapping", "waiting",
     )  # fmt: skip
 
-    def __init__(self, policy: Policy, kv: KVCache, tiers: Mapping[str, int]) -> None:
+    def __init__(self, policy: Policy, kv: KVCache, tiers: Mapping[str, int], max_num_seqs: int) -> None:
         self.policy = policy
+        self.max_num_seqs = max_num_seqs
         self.kv = kv
         self.now = 0.0
         self.step_time = 0.0
