@@ -154,7 +154,13 @@ class _Lines:
         data = self._file.read()
         whole = data[: data.rfind(b"\n") + 1]
         self._file.truncate(len(whole))
-        self.found: list[dict[str, Any]] = [json.loads(line) for line in whole.splitlines()]
+        self.found: list[dict[str, Any]] = []
+        for number, line in enumerate(whole.splitlines(), 1):
+            try:
+                self.found.append(json.loads(line))
+            except json.JSONDecodeError as error:
+                self._file.close()
+                raise ValueError(f"{path} line {number} is no JSON ({error}): mend it, or give another out=PATH") from error
 
     def add(self, line: dict[str, Any]) -> None:
         self._file.write(json.dumps(line).encode() + b"\n")
@@ -195,8 +201,9 @@ def words(told: Mapping[str, Any], out: Path) -> list[str]:
         crowd = (
             "" if seconds["each_at_once"] is None else f", {seconds['each_at_once']:.3f} s with {seconds['at_once']} at once"
         )
+        alone = "none was asked alone" if seconds["alone"] is None else f"one takes {seconds['alone']:.3f} s alone"
         lines.append(
-            f"one takes {seconds['alone']:.3f} s alone{crowd}: charged {1e3 * latency['per_batch']:.1f} ms a batch and "
+            f"{alone}{crowd}: charged {1e3 * latency['per_batch']:.1f} ms a batch and "
             f"{1e3 * latency['per_request']:.1f} ms a request"
         )
     lines += [f"left out: {reason} {n:,}" for reason, n in told["dropped"].items()]

@@ -7,6 +7,7 @@ seed, on which FCFS, a constant and the oracle are asked the same at the same ti
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -62,8 +63,8 @@ class Ready:
 
 
 class Regret:
-    """Simulates `num_requests` a seed at `load`. It keeps what FCFS, the constant and the oracle came to, by data set, so that
-    the next predictor on the same rows is compared with the same runs."""
+    """Simulates `num_requests` a seed at `load`. It keeps what FCFS, the constant and the oracle came to, by data set and
+    rows, so that the next predictor on the same rows is compared with the same runs."""
 
     def __init__(self, num_requests: int = 1000, load: float = 0.95) -> None:
         if num_requests < 100 or not 0.0 < load < 10.0:
@@ -88,7 +89,8 @@ class Regret:
         rank_only = any(one.predictions.is_rank_only for one in held.values())
         for split, one in held.items():
             rows, seed = take(dataset, one.rows), int(split)
-            rate = self._once((key, split, "saturation"), partial(self._saturation, rows))
+            about = (key, split, hashlib.sha256(one.rows.tobytes()).hexdigest())
+            rate = self._once((*about, "saturation"), partial(self._saturation, rows))
             constant = Ready(Predictions.from_points(np.full(len(rows), one.median)))
             own = Ready(one.predictions, latency, **({} if one.correction is None else {"correction": dict(one.correction)}))
             arms: list[tuple[str, str, Any, Ready]] = [("fcfs", "none", "none", Ready())]
@@ -98,7 +100,7 @@ class Regret:
                     arms.append((policy, "predictor", Constant(one.median), own))  # any learned one: `own` says what it says
             for policy, name, node, ready in arms:
                 run = partial(self._run, rows, rate, seed, policy, node, ready)
-                value = run() if name == "predictor" else self._once((key, split, policy, name), run)
+                value = run() if name == "predictor" else self._once((*about, policy, name, str(one.median)), run)
                 found.setdefault((policy, name), {})[seed] = value
             say(f"before SJF and SRPT: split {split}")
         fcfs = found["fcfs", "none"]

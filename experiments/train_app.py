@@ -28,7 +28,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 import lengthwise
 
-from . import label_budget, regret, train_report
+from . import label_budget, regret, simulate, train_report
 from . import train as training
 from .cellhash import LEARNING, code, digest, files, plugins
 from .composer import Cfg, Composer, plain
@@ -156,7 +156,7 @@ def _key(cfg: Cfg, others: Mapping[str, Cfg]) -> str:
     own = [_hash(one) for one in (training, train_report, label_budget)]
     version: dict[str, Any] = {"version": lengthwise.__version__, "code": code(LEARNING), "scoring": own}
     if _simulated(cfg) is not None:
-        version["simulated"] = [code(("sched", "engine", "experiments")), _hash(regret)]
+        version["simulated"] = [code(("sched", "engine", "experiments", "conf")), _hash(regret), _hash(simulate)]
     return digest({**parts, **version, "plugins": plugins(parts), "files": files(parts)})
 
 

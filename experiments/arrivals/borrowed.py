@@ -18,9 +18,10 @@ class Borrowed:
     """workload: a Dataset with arrival times, or the node of one. normalised: exactly n arrivals within n / rate seconds.
 
     The seed draws where in the trace to begin; after its last gap comes its first. So bursts and silences stay as they were,
-    no gap is drawn twice before all have been, and two seeds see different parts. Gaps are scaled by one factor: the trace's
-    mean gap becomes that of the rate. Raises FileNotFoundError where the trace's file is not there, ValueError where the
-    workload has no arrival times, or all are at once.
+    and no gap of these n comes twice before all have come (arrivals that a run asks for beyond n begin elsewhere). Seeds see
+    other parts only where n is well below the trace's length; else the same bursts, met by other requests. Gaps are scaled by
+    one factor: the trace's mean gap becomes that of the rate. Raises FileNotFoundError where the trace's file is not there,
+    ValueError where the workload has no arrival times, or all are at once.
     """
 
     workload: Any = field(repr=False)

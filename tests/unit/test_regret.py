@@ -92,6 +92,16 @@ def test_time_is_charged_and_the_shared_arms_are_run_once() -> None:
     assert len(one._kept) > len(kept)
 
 
+def test_other_rows_of_the_same_data_are_other_runs() -> None:
+    one, half = Regret(200), np.arange(200)
+    says = Predictions.from_points(ROWS.output_len[half].astype(float))
+    some = {seed: Held(half, says, 200.0) for seed in ("0", "1")}
+    one(ROWS, "key", held(ROWS, Predictions.from_points, ("0", "1")), None)
+    assert one(ROWS, "key", some, None) == Regret(200)(ROWS, "key", some, None)
+    longer = {seed: one_split._replace(median=400.0) for seed, one_split in some.items()}
+    assert one(ROWS, "key", longer, None) == Regret(200)(ROWS, "key", longer, None)
+
+
 def test_an_order_serves_sjf_alone_and_one_that_learns_is_corrected() -> None:
     found = SMALL(ROWS, "key", held(ROWS, Predictions), None)["policies"]
     assert found["sjf"]["predictor"]["e2e_mean"] == found["sjf"]["oracle"]["e2e_mean"]

@@ -164,3 +164,8 @@ def test_gap_is_not_applicable_where_none_is_shown():
     assert got.n == 3
     alone = gap_closed({0: 10.0, 1: 11.0}, {0: 9.0}, {0: 5.0, 1: 5.0})
     assert alone.share is None and alone.n == 1 and alone.missing == (1,)
+
+
+def test_no_gap_is_closed_where_the_oracle_is_worse():
+    got = gap_closed({0: 10.0, 1: 10.1, 2: 9.9}, {0: 12.0, 1: 12.1, 2: 11.8}, {0: 12.1, 1: 12.0, 2: 11.9})
+    assert got.share is None and got.reason is not None and got.reason.endswith("is below 0: the oracle is worse")
