@@ -7,11 +7,11 @@ from typing import Any
 
 
 def error_names(cfg: Mapping[str, Any]) -> dict[str, Any]:
-    """predictor ("mae_25", or "oracle" without an error), error, strength and error_axis of a cell whose config has an `error`
-    and whose policy is told something; else nothing."""
+    """predictor ("oracle_mae_25", or "oracle" without an error), error, strength and error_axis of a cell whose config has an
+    `error` and whose policy is told something; else nothing."""
     node, chosen = cfg.get("error"), cfg.get("choices") or {}
     if not node or chosen.get("predictor") in (None, "none"):
         return {}
     kind, strength = str(chosen.get("error") or "error"), float(node["strength"])
-    said = f"{kind}_{strength:g}" if strength else "oracle"
+    said = f"oracle_{kind}_{strength:g}" if strength else "oracle"
     return {"predictor": said, "error": kind, "strength": strength, "error_axis": str(node["axis"])}

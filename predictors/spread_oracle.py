@@ -21,10 +21,12 @@ LEAST = 50  # rows of a band
 
 class SpreadOracle:
     """spread: false passes the points of `oracle` on. true: a row said to have p tokens has the lengths p x R, where R are the
-    ratios of truth to what was said in its band, `bands` of equal size by p, at least LEAST rows each.
+    ratios of truth to what was said in its band, `bands` of about equal size by p, at least LEAST rows each; rows of one p
+    share a band.
 
     The ratios are those of all rows, so that the errors of each touch what is said of the others, and over their median over
-    all bands: a bias that all rows share stays, as no spread tells of it. Raises ValueError around an oracle without points.
+    all bands (of two middle ones the lower: where half the rows lie, the other half is the centre): a bias that all rows
+    share stays, as no spread tells of it. Raises ValueError around an oracle without points.
     """
 
     name: ClassVar[str] = "spread_oracle"
@@ -52,10 +54,20 @@ class SpreadOracle:
             return out
         said = np.maximum(point, 1.0)
         ratio = truth / said
-        ratio = ratio / np.median(ratio)
-        order = np.argsort(said, kind="stable")
-        for rows in np.array_split(order, max(1, min(self.bands, len(order) // LEAST))):
+        ratio = ratio / np.quantile(ratio, 0.5, method="lower")
+        for rows in self._rows_of_bands(said):
             known = np.sort(ratio[rows])
             shorter = np.searchsorted(known, EDGES / said[rows][:, None] * (1.0 + 1e-9), side="right")
             out[rows] = 1.0 - shorter / len(known)
         return out
+
+    def _rows_of_bands(self, said: Floats) -> list[np.ndarray]:
+        """The rows of each band; a cut through equal predictions moves to the nearer end of them."""
+        order = np.argsort(said, kind="stable")
+        ordered, cuts = said[order], [0]
+        for part in np.array_split(np.arange(len(said)), max(1, min(self.bands, len(said) // LEAST)))[1:]:
+            ends = [int(np.searchsorted(ordered, ordered[part[0]], side=side)) for side in ("left", "right")]
+            cut = min(ends, key=lambda end: abs(end - part[0]))
+            if cut - cuts[-1] >= LEAST and len(said) - cut >= LEAST:
+                cuts.append(cut)
+        return np.split(order, cuts[1:])

@@ -17,6 +17,7 @@ from lengthwise.predictors.constant import Constant
 from lengthwise.predictors.heavy_tailed_oracle import HeavyTailedOracle
 from lengthwise.predictors.noisy_oracle import NoisyOracle
 from lengthwise.predictors.oracle import Oracle
+from lengthwise.predictors.predictions import Predictions
 from lengthwise.predictors.scores import BANDS, errors_by_band, kendall_tau
 from lengthwise.predictors.shifted_oracle import ShiftedOracle
 from lengthwise.predictors.spread_oracle import SpreadOracle
@@ -110,6 +111,28 @@ def test_a_spread_is_as_wide_as_the_errors_are(inner: Any) -> None:
     for part in (point <= np.median(point), point > np.median(point)):
         assert np.mean(depth[part]) == pytest.approx(0.5, abs=0.06)
         assert np.mean(depth[part] < 0.1) == pytest.approx(0.1, abs=0.06)
+
+
+def test_where_half_the_rows_lie_the_honest_half_is_told_the_truth_and_equal_predictions_the_same() -> None:
+    truth = lengths_of(4000)
+    point = AdversarialOracle(0.5).from_truth(truth).point
+    made = SpreadOracle(AdversarialOracle(0.5), spread=True).from_truth(truth, np.random.default_rng(3))
+    assert point is not None and made.survival is not None and np.mean(point == 1.0) >= 0.5
+    for row, x, p in zip(made.rows(), truth, point, strict=True):
+        if p > 1.0:
+            assert row.survival(1.3 * x + 1.0) == 0.0 and row.survival(x / 1.3 - 1.0) == 1.0
+    for p in np.unique(point):
+        assert np.ptp(np.asarray(made.survival)[point == p], axis=0).max() == 0.0
+
+
+def test_no_band_is_small_for_ties() -> None:
+    class Said:
+        def from_truth(self, output_len: Any, rng: Any) -> Predictions:
+            return Predictions.from_points(np.repeat([1.0, 2.0, 3.0], [1, 148, 1]))
+
+    made = SpreadOracle(Said(), spread=True).from_truth(lengths_of(150), np.random.default_rng(3))  # type: ignore[arg-type]
+    assert made.survival is not None
+    assert len(np.unique(made.survival[0])) > 4  # a row alone in its band would be told its truth
 
 
 def test_what_errs_by_no_spread_is_a_point_on_the_grid_and_keeps_its_bias() -> None:

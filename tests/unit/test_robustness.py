@@ -180,7 +180,7 @@ def test_every_error_is_as_strong_as_it_says(kind):
             steps[step], rel=0.05
         )
         said = {
-            "predictor": f"{kind}_{steps[step]:g}",
+            "predictor": f"oracle_{kind}_{steps[step]:g}",
             "error": kind,
             "strength": steps[step],
             "error_axis": cfg["error"]["axis"],
