@@ -87,6 +87,8 @@ def stop(strengths: Sequence[float], ratio: Sequence[float], high: Sequence[floa
             again = [y for y, later in zip(strengths[k:], ratio[k:], strict=True) if later < 1.0]
             note = f"below 1 again at {again[0]:g}" if again else ""
             if k == 0:
+                if x > 0.0:  # the truth was not measured
+                    return Stop(math.nan, sure, "; ".join(filter(None, (f"at or below {x:g}", note))))
                 return Stop(x, sure, note or "never helps")
             before, r_before = strengths[k - 1], ratio[k - 1]
             return Stop(before + (1.0 - r_before) / (r - r_before) * (x - before), sure, note)

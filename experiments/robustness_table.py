@@ -18,7 +18,8 @@ FILES = ("error_ratios.csv", "error_stops.csv")
 LEGEND = (
     "ratio to FCFS of the same seed (geometric mean over seeds), paired 95 % interval; below 1 prediction helps. 0: the truth.",
     "stops at: the strength at which the ratio first reaches 1, linear between those measured; > X: below 1 up to X, the "
-    "strongest measured; 0: not even the truth helps; ? where a ratio before it is missing; ~ below 1 again further on.",
+    "strongest measured; <= X: not below 1 at X, the weakest measured; 0: not even the truth helps; ? where a ratio before it is "
+    "missing; ~ below 1 again further on.",
 )
 
 
@@ -89,6 +90,9 @@ def _stop(own: pd.DataFrame, policy: str, statistic: str) -> str:
     if not len(row):
         return "-"
     at, note, strongest = (row[key].iloc[0] for key in ("stops_at", "note", "strongest"))
+    again = "~" if "below 1 again" in note else ""
     if math.isnan(at):
+        if note.startswith("at or below "):
+            return note.split(";")[0].replace("at or below", "<=") + again
         return f"> {strongest:g}" if note.startswith("never up to") else "?"
-    return f"{at:.3g}" + ("~" if note.startswith("below 1 again") else "")
+    return f"{at:.3g}{again}"

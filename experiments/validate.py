@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from .error import check_error
 from .nodes import load_stage, make, predictor_target, reads
 from .stage import Asking
 
@@ -21,6 +22,7 @@ LIMITS = {"max_num_seqs": 1, "token_budget": 1, "max_model_len": 2, "kv_pool_tok
 def validate(cfg: Mapping[str, Any]) -> None:
     """Raises ValueError on a value no cell can have, and on nodes that cannot be built or do not fit each other."""
     validate_numbers(cfg)
+    check_error(cfg)
     if cfg["wandb"] not in WANDB:
         raise ValueError(f"wandb={cfg['wandb']!r}: choose {', '.join(WANDB)}")
     if cfg.get("table", TABLES[0]) not in TABLES:

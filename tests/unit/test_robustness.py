@@ -24,6 +24,7 @@ from lengthwise.experiments.nodes import make
 from lengthwise.experiments.robustness import ratios, stop, stops
 from lengthwise.experiments.robustness_table import FILES, robustness_page, write_robustness
 from lengthwise.experiments.statistics import paired_ratio
+from lengthwise.experiments.validate import validate
 from lengthwise.predictors.scores import kendall_tau
 
 NAN = math.nan
@@ -44,6 +45,8 @@ NAN = math.nan
         ([0, 1, 8], [0.5, 0.6, 0.99], NAN, "never up to 8"),
         ([0, 1, 2], [0.5, NAN, 1.5], NAN, "no value at 1"),
         ([0, 1, 2], [0.5, 1.5, NAN], 0.5, ""),
+        ([25, 100], [1.2, 1.3], NAN, "at or below 25"),  # the truth is missing
+        ([25, 100], [1.2, 0.9], NAN, "at or below 25; below 1 again at 100"),
         ([], [], NAN, "not measured"),
     ],
 )
@@ -111,6 +114,15 @@ def test_where_the_lines_of_a_study_stop():
     assert at(ends, policy="srpt", error="tau", statistic="p99")["note"] == "never up to 0.5"
     page = "\n".join("".join(text for text, _ in line) for line in robustness_page(ratios(frame()), ends))
     assert "> 0.5" in page and "8 / 4" in page and "1.00 [1.00, 1.00]" in page and "mae: how mae" in page
+
+
+def test_without_the_truth_a_line_above_1_stops_somewhere_below_its_first_strength():
+    runs = frame()
+    table = ratios(runs[runs["strength"] != 0.0])
+    ends = stops(table)
+    assert at(ends, policy="ltr", error="mae", statistic="mean")["note"] == "at or below 4"
+    page = "\n".join("".join(text for text, _ in line) for line in robustness_page(table, ends))
+    assert "<= 4 / <= 4" in page
 
 
 def test_a_cell_that_is_gone_is_counted_and_not_made_up_for():
@@ -186,6 +198,22 @@ def test_every_error_is_as_strong_as_it_says(kind):
             "error_axis": cfg["error"]["axis"],
         }
         assert error_names(cfg) == said and said.items() <= fields(cfg).items()
+
+
+@pytest.mark.parametrize("kind", ["tau", "short", "long", "heavy_tail", "shift"])
+def test_a_strength_that_its_step_does_not_have_is_refused_where_it_would_set_nothing(kind):
+    validate(composed(f"error={kind}", "error.step=mild"))
+    with pytest.raises(ValueError, match=r"error.strength=0.4: .*error.step"):
+        validate(composed(f"error={kind}", "error.strength=0.4"))
+
+
+def test_a_strength_that_the_predictor_reads_may_be_any():
+    for kind in ("mae", "adversarial"):
+        cfg = composed(f"error={kind}", "error.strength=0.4")
+        validate(cfg)
+        oracle = cfg["predictor"]["oracle"]
+        assert 0.4 in (oracle.get("mae"), oracle.get("share")) and error_names(cfg)["strength"] == 0.4
+    assert "before" in composed("error=mae")["error"]["axis"]  # the noise, not what is left of it
 
 
 def test_what_is_told_without_an_error_is_the_truth_and_fcfs_is_told_nothing():
