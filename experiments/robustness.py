@@ -12,14 +12,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from .comparison import rates_apart, with_setting_names
+from .comparison import VARIANT, rates_apart, with_setting_names
 from .load_runs import OK
 from .statistics import paired_ratio
 
 METRICS = {"mean": "e2e_mean", "p99": "e2e_p99"}  # statistic -> metric
 EXACT = "none"  # the error of the truth
 POINT = ["setting_name", "load", "rate"]
-LINE = [*POINT, "policy", "error", "error_axis", "statistic"]
+UNSAID = {"victim": "last"}  # what a cell that does not say it has; of the others: none
+LINE = [*POINT, "policy", "variant", "error", "error_axis", "statistic"]
 
 
 class Stop(NamedTuple):
@@ -32,34 +33,44 @@ class Stop(NamedTuple):
 
 
 def ratios(runs: pd.DataFrame) -> pd.DataFrame:
-    """One row per setting x load x policy x error x strength x statistic, in the order of `runs`, strengths rising.
+    """One row per setting x load x policy x variant x error x strength x statistic, in the order of `runs`, strengths rising.
 
-    Columns: setting_name, load, rate (1/s), policy, error, error_axis (what its strength is), strength, statistic (of METRICS),
-    ratio to FCFS of the same seed with ratio_low and ratio_high (95 %), num_seeds, num_cells. Empty where no cell has an error.
+    Columns: setting_name, load, rate (1/s), policy, variant (of VARIANT, what tells cells of one policy apart), error,
+    error_axis (what its strength is), strength, statistic (of METRICS), ratio to FCFS of the same seed with ratio_low and
+    ratio_high (95 %), num_seeds, num_cells. Empty where no cell has an error. FCFS is that of the same variant, or the
+    nearest. Raises ValueError where a seed comes twice.
     """
-    columns = [*POINT, "policy", "error", "error_axis", "strength", "statistic", "ratio", "ratio_low", "ratio_high"]
+    columns = [*POINT, "policy", "variant", "error", "error_axis", "strength", "statistic", "ratio", "ratio_low", "ratio_high"]
     columns += ["num_seeds", "num_cells"]
     if "strength" not in runs or runs["strength"].isna().all():
         return pd.DataFrame(columns=columns)
     frame = with_setting_names(runs).reset_index(drop=True)
+    frame = frame.reindex(columns=list(dict.fromkeys((*frame.columns, *VARIANT))))
+    for name in VARIANT:
+        frame[name] = frame[name].astype(object).where(frame[name].notna(), UNSAID.get(name, "none")).astype(str)
     rows = []
     for (setting, load, _), block in frame.groupby(
         [frame["setting_name"], frame["load"], rates_apart(frame)], sort=False, dropna=False
     ):
         fcfs = block[block["policy"] == "fcfs"]
         point = {"setting_name": setting, "load": load, "rate": block["rate"].astype(float).mean()}
-        for policy, own in block[(block["policy"] != "fcfs") & block["strength"].notna()].groupby("policy", sort=False):
+        told = block[(block["policy"] != "fcfs") & block["strength"].notna()]
+        for (policy, *variant), own in told.groupby(["policy", *VARIANT], sort=False):
+            mine = told[told["policy"] == policy]
+            said = " ".join(word for key, word in zip(VARIANT, variant, strict=True) if mine[key].nunique() > 1)
+            base = _nearest(fcfs, variant)
             for kind, cells in own[own["error"] != EXACT].groupby("error", sort=False):
                 line = pd.concat([own[own["error"] == EXACT], cells])
                 for strength, at in line.groupby("strength"):
-                    key = {"policy": policy, "error": kind, "error_axis": cells["error_axis"].iloc[0], "strength": strength}
-                    rows += [point | key | {"statistic": name} | _against(at, fcfs, m) for name, m in METRICS.items()]
+                    key = {"policy": policy, "variant": said, "error": kind, "error_axis": cells["error_axis"].iloc[0]}
+                    key |= {"strength": strength}
+                    rows += [point | key | {"statistic": name} | _against(at, base, m) for name, m in METRICS.items()]
     return pd.DataFrame(rows, columns=columns).astype({"load": float, "rate": float})
 
 
 def stops(table: pd.DataFrame) -> pd.DataFrame:
-    """One row per setting x load x policy x error x statistic of `ratios`: LINE, stops_at, sure_to, note (see Stop), and
-    strongest and its ratio, the end of what was measured."""
+    """One row per setting x load x policy x variant x error x statistic of `ratios`: LINE, stops_at, sure_to, note (see Stop),
+    and strongest and its ratio, the end of what was measured."""
     rows = []
     for key, line in table.groupby(LINE, sort=False, dropna=False):
         line = line.sort_values("strength")
@@ -95,6 +106,15 @@ def stop(strengths: Sequence[float], ratio: Sequence[float], high: Sequence[floa
     return Stop(math.nan, sure, f"never up to {strengths[-1]:g}")
 
 
+def _nearest(cells: pd.DataFrame, variant: Sequence[str]) -> pd.DataFrame:
+    """Of these cells those of the variant that shares most with this one; the first of equals."""
+    if cells.empty:
+        return cells
+    shared = (cells[list(VARIANT)] == list(variant)).sum(axis=1)
+    best = cells.loc[shared.idxmax(), list(VARIANT)]
+    return cells[(cells[list(VARIANT)] == best).all(axis=1)]
+
+
 def _against(cells: pd.DataFrame, fcfs: pd.DataFrame, metric: str) -> dict[str, Any]:
     found = paired_ratio(_scores(cells, metric), _scores(fcfs, metric))
     numbers = {"ratio": found.mean, "ratio_low": found.low, "ratio_high": found.high}
@@ -104,4 +124,7 @@ def _against(cells: pd.DataFrame, fcfs: pd.DataFrame, metric: str) -> dict[str, 
 
 def _scores(cells: pd.DataFrame, metric: str) -> dict[int, float | None]:
     done = cells[cells["status"] == OK]
+    if (twice := done["seed"].duplicated()).any():
+        row = done[twice].iloc[0]
+        raise ValueError(f"{row['policy']} with {row['predictor']}: seed {row['seed']} comes twice; leave one of the cells out")
     return dict(zip(done["seed"].astype(int), done[metric].astype(float), strict=True))

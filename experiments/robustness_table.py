@@ -18,8 +18,8 @@ FILES = ("error_ratios.csv", "error_stops.csv")
 LEGEND = (
     "ratio to FCFS of the same seed (geometric mean over seeds), paired 95 % interval; below 1 prediction helps. 0: the truth.",
     "stops at: the strength at which the ratio first reaches 1, linear between those measured; > X: below 1 up to X, the "
-    "strongest measured; <= X: not below 1 at X, the weakest measured; 0: not even the truth helps; ? where a ratio before it is "
-    "missing; ~ below 1 again further on.",
+    "strongest measured; <= X: not below 1 at X, the weakest measured; 0: not even the truth helps; ? where a ratio before "
+    "it is missing; ~ below 1 again further on.",
 )
 
 
@@ -38,6 +38,7 @@ def robustness_page(table: pd.DataFrame, ends: pd.DataFrame) -> list[Line]:
     """Per setting and load: a block of ratios for each statistic, and one of where they stop. table, ends: of `ratios` and
     `stops`."""
     lines: list[Line] = []
+    table, ends = (frame.assign(policy=(frame["policy"] + " " + frame["variant"]).str.strip()) for frame in (table, ends))
     points = (frame.groupby(POINT, sort=False, dropna=False) for frame in (table, ends))
     for (point, block), (_, here) in zip(*points, strict=True):
         where = _title(point)
@@ -93,6 +94,6 @@ def _stop(own: pd.DataFrame, policy: str, statistic: str) -> str:
     again = "~" if "below 1 again" in note else ""
     if math.isnan(at):
         if note.startswith("at or below "):
-            return note.split(";")[0].replace("at or below", "<=") + again
+            return f"{note.split(';')[0].replace('at or below', '<=')}{again}"
         return f"> {strongest:g}" if note.startswith("never up to") else "?"
     return f"{at:.3g}{again}"

@@ -23,9 +23,10 @@ class NoisyOracle:
     """The truth with one of three errors; without any argument, tau = 0.5.
 
     mae: Gaussian noise in tokens, sigma = mae x sqrt(pi / 2), clipped at 1 token (TRAIL, ICLR 2025): `mae` is that of the
-    noise, and clipping makes the realised error smaller, much smaller where `mae` is above most lengths. tau: Gaussian noise on log length, sized by bisection so that Kendall's tau-b with the
-    truth is `tau`, then shrunk to the mean log length as a calibrated predictor would: the order is untouched, and the size
-    depends on all rows. exponential: Y ~ Exp(mean = truth) (Mitzenmacher, arXiv 1902.00732), not clipped.
+    noise, and clipping makes the realised error smaller, much smaller where `mae` is above most lengths. tau: Gaussian noise
+    on log length, sized by bisection so that Kendall's tau-b with the truth is `tau`, then shrunk to the mean log length as a
+    calibrated predictor would: the order is untouched, and the size depends on all rows. exponential: Y ~ Exp(mean = truth)
+    (Mitzenmacher, arXiv 1902.00732), not clipped.
     """
 
     name: ClassVar[str] = "noisy_oracle"

@@ -1,4 +1,4 @@
-"""E2E latency relative to FCFS against the strength of a prediction's error: a panel per kind of error, a line per policy.
+"""E2E latency relative to FCFS against the strength of a prediction's error: a panel per kind, a line per policy and variant.
 
 Below the line prediction helps. Strengths stand at equal distances, as they were chosen, with the truth first.
 """
@@ -69,7 +69,7 @@ def _table(runs: pd.DataFrame, statistic: str) -> pd.DataFrame:
         raise style.NothingToDraw("no cell has an error of a stated strength (conf/error)")
     table = table[table["statistic"] == statistic].reset_index(drop=True)
     places = table.groupby([*POINT, "error"], dropna=False)["strength"].rank(method="dense") - 1.0
-    return table.assign(predictor="", variant="", low=table["ratio_low"], high=table["ratio_high"], place=places)
+    return table.assign(predictor="", low=table["ratio_low"], high=table["ratio_high"], place=places)
 
 
 def _panels(table: pd.DataFrame) -> list[list[tuple[str, pd.DataFrame]]]:
@@ -89,6 +89,7 @@ def _most(table: pd.DataFrame) -> int:
 
 
 def _looks(table: pd.DataFrame) -> dict[style.Schedule, style.Look]:
-    """By policy: a colour, and a marker of its own too."""
-    found = style.looks([(str(policy), "", "") for policy in dict.fromkeys(table["policy"])])
+    """By policy and variant: a colour, and a marker of its own too."""
+    arms = dict.fromkeys(zip(table["policy"], table["variant"], strict=True))
+    found = style.looks([(str(policy), "", str(variant)) for policy, variant in arms])
     return {key: replace(look, marker=style.MARKERS[k % len(style.MARKERS)]) for k, (key, look) in enumerate(found.items())}

@@ -125,6 +125,30 @@ def test_without_the_truth_a_line_above_1_stops_somewhere_below_its_first_streng
     assert "<= 4 / <= 4" in page
 
 
+def test_variants_are_lines_of_their_own_against_fcfs_of_the_same():
+    slow = frame().assign(preemption="recompute")
+    slow["e2e_mean"] *= np.where(slow["policy"] == "fcfs", 2.0, 6.0)
+    runs = pd.concat([frame().assign(preemption="pause"), slow], ignore_index=True)
+    table = ratios(runs)
+    for variant, want in (("pause", 1.0), ("recompute", 3.0)):
+        row = at(table, policy="srpt", variant=variant, error="mae", strength=8.0, statistic="mean")
+        assert row["ratio"] == pytest.approx(want) and row["num_cells"] == 2
+    ends = stops(table)
+    assert len(ends) == 16 and set(ends["variant"]) == {"pause", "recompute"}
+    page = "\n".join("".join(text for text, _ in line) for line in robustness_page(table, ends))
+    assert "srpt pause" in page and "ltr recompute" in page
+    _, ax = style.page(figure.size(runs))
+    figure.draw(runs, ax)
+    assert set(ratios(frame())["variant"]) == {""}
+
+
+def test_a_seed_that_comes_twice_is_refused_by_name():
+    runs = frame()
+    twice = runs[(runs["policy"] == "ltr") & (runs["error"] == "tau") & (runs["seed"] == 1)]
+    with pytest.raises(ValueError, match=r"ltr with tau_0.5: seed 1 comes twice"):
+        ratios(pd.concat([runs, twice]))
+
+
 def test_a_cell_that_is_gone_is_counted_and_not_made_up_for():
     runs = frame()
     runs.loc[(runs["policy"] == "srpt") & (runs["error"] == "mae") & (runs["seed"] == 1), ["status", "e2e_mean"]] = [
