@@ -22,7 +22,7 @@ from .prompts import Prompts
 
 class RefineOracle:
     """every: decode steps from one telling to the next. mae: mean absolute error in tokens of what is to come, Gaussian, cut
-    off at 1 token, which makes the realised one a little smaller (TRAIL, ICLR 2025; ORACLE_MAE in its released code). carried:
+    off at 1 token, which makes the realised one smaller (TRAIL, ICLR 2025; ORACLE_MAE in its released code). carried:
     what is to come is wrong by the factor that the request's first prediction was wrong by, whatever its error was."""
 
     reads_truth: ClassVar[bool] = True
