@@ -39,7 +39,7 @@ class CacheAware(Policy):
         self._later: dict[Request, None] = {}
         self._version = 0
         self._seen: tuple[object, ...] = ()
-        self._changes = 0  # arrivals and ends
+        self._changes = 0  # arrivals, ends, ways on to the batch and off it: of two at once the number waiting tells nothing
 
     @abstractmethod
     def rank(self, req: Request, view: View) -> float:
@@ -88,6 +88,12 @@ class CacheAware(Policy):
 
     def on_arrival(self, req: Request) -> None:
         self._live[req] = None
+        self._changes += 1
+
+    def on_schedule(self, req: Request, view: View) -> None:
+        self._changes += 1
+
+    def on_preempt(self, req: Request, view: View) -> None:
         self._changes += 1
 
     def on_finish(self, req: Request) -> None:
