@@ -41,7 +41,7 @@ class Outlook:
         self._born: dict[Request, int] = {}  # when each got its row, counted
         self._num_born = 0
         self._told = dict.fromkeys(ledger.running.members)
-        ledger.running.watchers.append(self._told)
+        ledger.running.watchers.append((self._told, self._rows))
 
     def peak(self, incoming: Request | None = None, without: Sequence[Request] = ()) -> float:
         """The greatest KV (tokens) that the batch, with `incoming` and without those, will hold (Past-Future, ASPLOS 2025,

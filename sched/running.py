@@ -6,7 +6,7 @@ the batch, and k steps cost as much as one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from heapq import heapify, heappop, heappush
 from typing import Any, cast
 
@@ -28,7 +28,8 @@ class Running:
     def __init__(self, policy: Policy, view: View) -> None:
         self.members: dict[Request, None] = {}
         self.step = 0  # decode steps taken
-        self.watchers: list[dict[Request, None]] = []  # each is told who came, went or turned, and forgets them itself
+        # each is told who came, went or turned, and forgets them itself; who came and went before it looked is nothing to it
+        self.watchers: list[tuple[dict[Request, None], Container[Request]]] = []  # (told, whom it knows)
         self.context_tokens = 0  # tokens attended in the next decode step: sum of prompt + generated
         self._policy = policy
         self._view = view
@@ -46,7 +47,7 @@ class Running:
         req._decode_from = self.step
         self.context_tokens += req.prompt_len + req._generated
         self.members[req] = None
-        for told in self.watchers:
+        for told, _ in self.watchers:
             told.pop(req, None)  # in the order in which they are members
             told[req] = None
         self._store(req, req._generated)
@@ -60,8 +61,11 @@ class Running:
         req._ticket += 1
         self.context_tokens -= req.prompt_len + req._generated
         del self.members[req]
-        for told in self.watchers:
-            told[req] = None
+        for told, known in self.watchers:
+            if req in known:
+                told[req] = None
+            else:
+                told.pop(req, None)
 
     def advance(self, num_steps: int) -> None:
         self.step += num_steps
@@ -96,7 +100,7 @@ class Running:
 
     def turn(self, req: Request) -> None:
         """Store anew the key of one that decodes, which may have another prediction now."""
-        for told in self.watchers:
+        for told, _ in self.watchers:
             told[req] = None
         self._store(req, self.generated(req))
 

@@ -24,8 +24,8 @@ from .request import as_request
 class PolicyQueue(RequestQueue):  # type: ignore[misc]  # vLLM is not typed here
     """usage: the share of KV that is taken; pool_tokens: of KV there are. Times in s since it was made, by `clock`."""
 
-    def __init__(self, policy: Policy, usage: Callable[[], float], pool_tokens: int) -> None:
-        self.policy, self.pool_tokens, self._usage = policy, pool_tokens, usage
+    def __init__(self, policy: Policy, usage: Callable[[], float], pool_tokens: int, max_num_seqs: int) -> None:
+        self.policy, self.pool_tokens, self._usage, self.max_num_seqs = policy, pool_tokens, usage, max_num_seqs
         self.clock: Callable[[], float] = time.time  # vLLM's arrival times are on it
         self._start = self.clock()
         self.now = self.step_time = 0.0

@@ -56,7 +56,8 @@ class _Ordered:
         policy = policy_of(vllm_config)
         super().__init__(vllm_config, *args, **kwargs)  # type: ignore[call-arg]
         pool = (self.cache_config.num_gpu_blocks - 1) * self.block_size  # type: ignore[attr-defined]  # one stands for none
-        self.waiting = PolicyQueue(policy, self.get_kv_cache_usage, pool)  # type: ignore[attr-defined]
+        rows = vllm_config.scheduler_config.max_num_seqs
+        self.waiting = PolicyQueue(policy, self.get_kv_cache_usage, pool, rows)  # type: ignore[attr-defined]
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         self.waiting.begin(self.finished_req_ids)  # type: ignore[attr-defined]

@@ -44,7 +44,8 @@ class Predicted:
 
 
 class Asked:
-    """As long as it may be: max_new_tokens. Nobody outlives that, so a peak of such lengths is never passed."""
+    """As long as it may be: max_new_tokens. Nobody outlives that, so a peak of such lengths is never passed where
+    prompts are computed whole."""
 
     needs: frozenset[str] = frozenset()
     renews = False

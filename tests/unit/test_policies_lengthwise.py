@@ -102,3 +102,13 @@ def test_it_says_what_is_wrong():
     for wrong in ({"ridge": 0.0}, {"quantile": 1.0}):
         with pytest.raises(ValueError, match=str(*wrong)):
             Lengthwise(**wrong)
+
+
+def test_nothing_is_kept_of_those_who_run_one_after_the_other():
+    """Nobody is asked about while a request runs alone: what the outlook was told meanwhile must not pile up."""
+    case = hostile(np.random.default_rng(0), 60, ample=True)
+    first = [0.0, 0.001, 0.002]  # here some run together, so that there is an outlook
+    case = replace(case, arrival=[*first, *(1000.0 * (1 + np.arange(57))).tolist()], delay=[0.0] * 60)
+    policy = Lengthwise()
+    rehearse(policy, case)
+    assert policy._outlook is not None and len(policy._outlook._told) <= 3

@@ -114,7 +114,10 @@ def plugin(monkeypatch):
 
 
 def config(policy, **beside):
-    return SimpleNamespace(additional_config={"lengthwise": {"policy": policy, **beside}}, kv_transfer_config=None)
+    return SimpleNamespace(
+        additional_config={"lengthwise": {"policy": policy, **beside}}, kv_transfer_config=None,
+        scheduler_config=SimpleNamespace(max_num_seqs=SLOTS),
+    )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
