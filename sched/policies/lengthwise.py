@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ..admission.estimates import Predicted
 from ..ports import View
-from ..request import Phase, Request, predicted
+from ..request import Phase, Request
 from .srpt import SRPT
 
 if TYPE_CHECKING:
@@ -35,10 +36,9 @@ class Lengthwise(SRPT):
     def __init__(self, ridge: float = 256.0, quantile: float | None = None, ahead: bool = True) -> None:
         if not ridge > 0.0:
             raise ValueError(f"ridge={ridge} tokens must be > 0; infinity where computing them costs nothing")
-        if quantile is not None and not 0.0 < quantile < 1.0:
-            raise ValueError(f"quantile={quantile} is not within (0, 1)")
         super().__init__()
-        self.ridge, self.quantile, self.ahead = ridge, quantile, ahead
+        self.ridge, self.ahead = ridge, ahead
+        self.total = Predicted(quantile).total  # output tokens that a request is taken to end with
         self._outlook: Outlook | None = None
         self._refused = False  # somebody, when last asked
 
@@ -47,11 +47,6 @@ class Lengthwise(SRPT):
         if req.phase in ON_BATCH:
             return key
         return key + (req.prompt_len + view.generated(req) - view.computed(req)) * view.max_num_seqs / self.ridge
-
-    def total(self, req: Request, generated: int) -> float:
-        """Output tokens that `req` is taken to end with."""
-        said = predicted(req)
-        return said.mean() if self.quantile is None else said.quantile(self.quantile)
 
     def admit(self, req: Request, view: View) -> bool:
         if not self.ahead:

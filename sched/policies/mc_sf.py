@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ..admission.estimates import Predicted
 from ..policy import FOREVER, INF, Policy
 from ..ports import View
-from ..request import Request, predicted
+from ..request import Request
 
 if TYPE_CHECKING:
     from ..outlook import Outlook
@@ -24,9 +25,7 @@ class MCSF(Policy):
     needs = frozenset({"prediction", "future_peak"})
 
     def __init__(self, quantile: float | None = None) -> None:
-        if quantile is not None and not 0.0 < quantile < 1.0:
-            raise ValueError(f"quantile {quantile} is not within (0, 1)")
-        self._quantile = quantile
+        self._estimate = Predicted(quantile)
         self._outlook: Outlook | None = None
 
     def key(self, req: Request, view: View) -> float:
@@ -34,8 +33,7 @@ class MCSF(Policy):
 
     def total(self, req: Request, generated: int) -> float:
         """Output tokens that `req` is taken to end with."""
-        said = predicted(req)
-        return said.mean() if self._quantile is None else said.quantile(self._quantile)
+        return self._estimate.total(req, generated)
 
     def admit(self, req: Request, view: View) -> bool:
         if not view.num_running:
