@@ -7,7 +7,6 @@ A file that holds some already is gone on with.
 
 from __future__ import annotations
 
-import fcntl
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +20,7 @@ from lengthwise.predictors.self_estimate import asking_latency, parse_estimate, 
 from .collect import Answerer, Asking, seed_of
 from .collected import first_rows
 from .dataset import Dataset, Ints
-from .journal import same_asked
+from .journal import Lines, same_asked
 from .jsonable import jsonable
 from .nodes import Config
 from .reshape import take
@@ -139,39 +138,22 @@ class _Takes:
             )
 
 
-class _Lines:
-    """The JSON lines of a file, each on disk as it comes; a last one that was cut off is void. To be used in `with`."""
+class _Lines(Lines):
+    """The estimates of a file. `found`: all that are there. Raises ValueError on a line that is no JSON."""
 
     def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = open(path, "a+b")  # noqa: SIM115 - closed by __exit__
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self._file.close()
-            raise ValueError(f"another run is writing {path}: wait for it, or give another out=PATH") from None
-        self._file.seek(0)
-        data = self._file.read()
-        whole = data[: data.rfind(b"\n") + 1]
-        self._file.truncate(len(whole))
+        super().__init__(path)
         self.found: list[dict[str, Any]] = []
-        for number, line in enumerate(whole.splitlines(), 1):
+        for number, line in enumerate(self.whole, 1):
             try:
                 self.found.append(json.loads(line))
             except json.JSONDecodeError as error:
-                self._file.close()
+                self.close()
                 raise ValueError(f"{path} line {number} is no JSON ({error}): mend it, or give another out=PATH") from error
 
     def add(self, line: dict[str, Any]) -> None:
-        self._file.write(json.dumps(line).encode() + b"\n")
-        self._file.flush()
+        self.write(json.dumps(line))
         self.found.append(line)
-
-    def __enter__(self) -> _Lines:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._file.close()
 
 
 def costs(path: Path, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -24,33 +24,58 @@ class Answered(NamedTuple):
     stopped: bool
 
 
-class Journal:
-    """The journal `path` of what `asked` describes (JSON values), to be used in `with`; made if absent. `found`: the answers
-    that were there. Raises ValueError when it is of something else, is broken, or another process writes it."""
+class Lines:
+    """The lines of the file `path`, made if absent, each on disk as it comes; to be used in `with`. `whole`: those that were
+    there, without a last one that was cut off. Raises ValueError when another process writes it."""
 
-    def __init__(self, path: Path, asked: Mapping[str, Any]) -> None:
+    def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self.path, self.found = path, list[Answered]()
+        self.path = path
         self._file = open(path, "a+b")  # noqa: SIM115 - closed by __exit__
-        try:
-            self._begin(asked)
-        except BaseException:
-            self._file.close()
-            raise
-
-    def _begin(self, asked: Mapping[str, Any]) -> None:
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ValueError(f"another run is writing {self.path}: wait for it, or give another out=PATH") from None
+            self._file.close()
+            raise ValueError(f"another run is writing {path}: wait for it, or give another out=PATH") from None
         self._file.seek(0)
         data = self._file.read()
         whole = data[: data.rfind(b"\n") + 1]
         self._file.truncate(len(whole))
-        if not whole:
+        self.whole = whole.splitlines()
+
+    def write(self, line: str) -> None:
+        """Keep a line, whatever happens to this process from now on."""
+        self._file.write(line.encode() + b"\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+class Journal(Lines):
+    """The journal `path` of what `asked` describes (JSON values), to be used in `with`; made if absent. `found`: the answers
+    that were there. Raises ValueError when it is of something else, is broken, or another process writes it."""
+
+    def __init__(self, path: Path, asked: Mapping[str, Any]) -> None:
+        super().__init__(path)
+        self.found = list[Answered]()
+        try:
+            self._begin(asked)
+        except BaseException:
+            self.close()
+            raise
+
+    def _begin(self, asked: Mapping[str, Any]) -> None:
+        if not self.whole:
             self._write(asked)
             return
-        head, *lines = whole.splitlines()
+        head, *lines = self.whole
         try:
             same_asked(json.loads(head), asked, self.path)
             self.found = [Answered(*json.loads(line)) for line in lines]
@@ -58,18 +83,11 @@ class Journal:
             raise ValueError(f"{self.path} is no journal of answers: {error}") from error
 
     def add(self, answer: Answered) -> None:
-        """Keep an answer, whatever happens to this process from now on."""
+        """Keep an answer."""
         self._write(answer)
 
     def _write(self, value: Any) -> None:
-        self._file.write(json.dumps(value, sort_keys=True, separators=(",", ":")).encode() + b"\n")
-        self._file.flush()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._file.close()
+        self.write(json.dumps(value, sort_keys=True, separators=(",", ":")))
 
 
 def same_asked(before: Any, asked: Mapping[str, Any], path: Path) -> None:
