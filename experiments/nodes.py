@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from functools import lru_cache
+from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +37,22 @@ def make(node: Any) -> Any:
         if error.__cause__ is None:
             raise
         raise error.__cause__ from error
+
+
+def named_node(group: str, name: str) -> Any:
+    """The node of conf/`group` of that name, with the nodes of its own group that it builds on. Raises ValueError where there
+    is none, naming those there are."""
+    folder = files("lengthwise.conf") / group
+    file = folder / f"{name}.yaml"
+    if not file.is_file():
+        names = sorted(f.name[:-5] for f in folder.iterdir() if f.name.endswith(".yaml"))
+        raise ValueError(f"no {group} called {name!r}; there are {', '.join(names)}")
+    node = OmegaConf.to_container(OmegaConf.create(file.read_text()), resolve=False)
+    if isinstance(node, dict):
+        for base in node.pop("defaults", ()):  # of its own group; what else a choice brings with it is for Hydra
+            if isinstance(base, str) and base != "_self_":
+                node = {**named_node(group, base), **node}
+    return node
 
 
 def load_stage(cfg: Config) -> Stage | Asking:

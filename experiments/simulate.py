@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.resources
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -16,7 +15,7 @@ from lengthwise.predictors.predictions import Predictions
 
 from .cell import run_cell
 from .learned import make_predictions, predictions_key
-from .nodes import Config, is_prepared, make
+from .nodes import Config, is_prepared, make, named_node
 from .run import Run
 from .saturation import measure_saturation, saturation_key
 from .validate import validate_numbers
@@ -142,19 +141,7 @@ def compose(
 
 def _node(group: str, part: Any) -> Any:
     """The config node of that name; anything but a string stands for itself."""
-    if not isinstance(part, str):
-        return part
-    folder = importlib.resources.files("lengthwise.conf") / group
-    file = folder / f"{part}.yaml"
-    if not file.is_file():
-        names = sorted(f.name[:-5] for f in folder.iterdir() if f.name.endswith(".yaml"))
-        raise ValueError(f"no {group} called {part!r}; there are {', '.join(names)}")
-    node = OmegaConf.to_container(OmegaConf.create(file.read_text()), resolve=False)
-    if isinstance(node, dict):
-        for base in node.pop("defaults", ()):  # of its own group; what else a choice brings with it is for Hydra
-            if isinstance(base, str) and base != "_self_":
-                node = {**_node(group, base), **node}
-    return node
+    return named_node(group, part) if isinstance(part, str) else part
 
 
 def _arguments(node: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from .error import check_error
-from .nodes import load_stage, make, predictor_target, reads
+from .nodes import load_stage, make, named_node, predictor_target, reads
 from .stage import Asking
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -67,14 +67,12 @@ def nearest(name: str, names: Iterable[str]) -> str:
 
 
 def _figures(figures: Any) -> None:
-    from .figures.main import figure_node
-
     if not isinstance(figures, Mapping) or not all(isinstance(told, Mapping) for told in figures.values()):
         raise ValueError(
             f"figures={figures!r} must be a mapping: {{wait_ccdf: {{only: {{policy: [fcfs, srpt]}}}}, tails: {{}}}}"
         )
     for name in figures:
-        figure_node(str(name))
+        named_node("figure", str(name))
 
 
 def _nodes(cfg: Mapping[str, Any]) -> None:

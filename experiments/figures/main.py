@@ -10,7 +10,6 @@ import inspect
 import logging
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from importlib.resources import files as package_files
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from ..load_runs import OK, Cell, load_requests, load_runs, read_cells
+from ..nodes import named_node
 from . import style
 
 log = logging.getLogger(__name__)
@@ -96,7 +96,7 @@ def further_figures(figures: Any) -> Iterator[tuple[str, Draw, Any]]:
     for name, said in dict(figures or {}).items():
         told = dict(said or {})
         only = told.pop("only", None)
-        yield str(name), instantiate({**figure_node(str(name)), **told}), only
+        yield str(name), instantiate({**named_node("figure", str(name)), **told}), only
 
 
 def draw_folder(draw: Draw, folder: Path, path: Path) -> list[Path]:
@@ -141,18 +141,6 @@ def _module(draw: Draw) -> Any:
 def config_hash(cells: Sequence[Cell]) -> str:
     """One hash for all configs of a study: of the cells' hashes, in any order."""
     return hashlib.sha256("\n".join(sorted(cell.hash for cell in cells)).encode()).hexdigest()[:12]
-
-
-def figure_node(name: str) -> dict[str, Any]:
-    """The node of conf/figure of that name. Raises ValueError when there is none."""
-    folder = package_files("lengthwise.conf") / "figure"
-    file = folder / f"{name}.yaml"
-    if not file.is_file():
-        names = sorted(path.name.removesuffix(".yaml") for path in folder.iterdir() if path.name.endswith(".yaml"))
-        raise ValueError(f"no figure called {name!r}; there are {', '.join(names)}")
-    node = OmegaConf.to_container(OmegaConf.create(file.read_text()))
-    assert isinstance(node, dict)
-    return {str(key): value for key, value in node.items()}
 
 
 def default_draw(node: Any) -> tuple[str, Draw]:
